@@ -1,0 +1,1 @@
+"""Data of this project: pairs, originals, matrices, baselines (no library code)."""

@@ -1,0 +1,1 @@
+"""Healthy arms: the null controls, and the fault that does nothing."""

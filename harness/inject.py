@@ -1,0 +1,169 @@
+"""Installs a fault at its seam, wakes it on schedule, counts that it ran, and undoes it on every exit path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import UsageError
+from harness.seams import Config, Host, Module, Operator, Probe, Schedule, Stage, describe_seam
+
+if TYPE_CHECKING:
+    from harness.catalogue import FaultSpec
+    from harness.seams import FaultRef
+
+Undo = Callable[[], None]
+
+
+class Injection(AbstractContextManager["Injection"]):
+    """One fault in one run. Use as a context manager around the loop.
+
+    While the fault sleeps nothing of it is in the run: no wrapper, no hook, no flag that is tested.
+
+    Attributes:
+        fired: Number of steps in which the faulty callable ran at least once.
+    """
+
+    def __init__(self, spec: FaultSpec, ref: FaultRef, host: Host) -> None:
+        """Check that the fault can be installed.
+
+        Raises:
+            UsageError: If its seam is owned by the engine, matches nothing, or is a configuration seam.
+        """
+        self.fired = 0
+        self._spec = spec
+        self._options = dict(ref.options)
+        self._schedule: Schedule = ref.schedule
+        self._host = host
+        self._undo: list[Undo] = []
+        self._ran = False
+        self._ctx: Any = None
+        self._check()
+
+    def _check(self) -> None:
+        seam = self._spec.seam
+        where = describe_seam(seam)
+        if isinstance(seam, Config):
+            raise UsageError(f"fault {self._spec.name} rewrites the configuration ({where}); it cannot be woken later")
+        if isinstance(seam, Module) and not self._host.modules(seam.role, seam.side):
+            raise UsageError(f"fault {self._spec.name}: the model has no {seam.role} module on side {seam.side}")
+        if isinstance(seam, Operator) and not self._host.operator(seam.kind, seam.side):
+            raise UsageError(f"fault {self._spec.name}: the model has no {seam.kind} operator on side {seam.side}")
+        if isinstance(seam, Probe) and seam.name not in self._host.probes:
+            raise UsageError(
+                f"fault {self._spec.name}: no probe {seam.name!r}; known: {', '.join(sorted(self._host.probes))}"
+            )
+        for stage in _stages(seam):
+            if stage in self._host.owned:
+                raise UsageError(
+                    f"fault {self._spec.name} needs stage {stage.value}, which engine "
+                    f"{self._host.owned[stage]} owns; use --engine torch or a configuration fault"
+                )
+
+    def steps(self, contexts: Iterable[Any]) -> Iterator[Any]:
+        """Pass contexts through to the loop, waking and putting to sleep between two of them."""
+        for ctx in contexts:
+            awake = self._schedule.awake(ctx.step)
+            if awake and not self._undo:
+                self._wake()
+            elif not awake and self._undo:
+                self._sleep()
+            self._ctx, self._ran = ctx, False
+            yield ctx
+            self.fired += self._ran
+
+    def _wake(self) -> None:
+        seam = self._spec.seam
+        try:
+            if isinstance(seam, Module):
+                for _, module in self._host.modules(seam.role, seam.side):
+                    self._undo.append(self._swap_forward(module))
+            elif isinstance(seam, Operator):
+                for slot in self._host.operator(seam.kind, seam.side):
+                    self._undo.append(slot.replace(self._bind(slot.current())))
+            elif isinstance(seam, Probe):
+                self._undo.append(self._swap_probe(seam.name))
+            else:
+                for stage in _stages(seam):
+                    self._undo.append(self._swap_stage(stage))
+        except BaseException:
+            self._sleep()
+            raise
+
+    def _sleep(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _faulty(self, clean: Callable[..., Any]) -> Callable[..., Any]:
+        return self._spec.factory(clean, **self._options)
+
+    def _swap_stage(self, stage: Stage) -> Undo:
+        stages = self._host.stages
+        clean = stages[stage]
+        faulty = self._faulty(clean)
+
+        def counted(*args: Any) -> Any:
+            self._ran = True
+            return faulty(*args)
+
+        stages[stage] = counted
+
+        def undo() -> None:
+            stages[stage] = clean
+
+        return undo
+
+    def _bind(self, clean: Callable[..., Any]) -> Callable[..., Any]:
+        """Give the faulty callable the context of the current step as its first argument."""
+        faulty = self._faulty(clean)
+
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            self._ran = True
+            return faulty(self._ctx, *args, **kwargs)
+
+        return bound
+
+    def _swap_forward(self, module: Any) -> Undo:
+        if "forward" in vars(module):
+            raise UsageError(f"fault {self._spec.name}: the forward of {type(module).__name__} is already replaced")
+        bound = self._bind(type(module).forward)
+        module.forward = lambda *args, **kwargs: bound(module, *args, **kwargs)
+        return lambda: delattr(module, "forward")
+
+    def _swap_probe(self, name: str) -> Undo:
+        probes = self._host.probes
+        clean = probes[name]
+        probes[name] = self._bind(clean)
+
+        def undo() -> None:
+            probes[name] = clean
+
+        return undo
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sleep()
+
+
+def _stages(seam: Any) -> tuple[Stage, ...]:
+    if isinstance(seam, Stage):
+        return (seam,)
+    return seam if isinstance(seam, tuple) else ()
+
+
+def rewrite_config(spec: FaultSpec, ref: FaultRef, config: dict[str, Any]) -> dict[str, Any]:
+    """Apply a configuration fault to its section.
+
+    Args:
+        spec: A fault whose seam is ``Config``.
+        ref: Its options.
+        config: The section as plain data; not changed.
+
+    Returns:
+        The rewritten section.
+    """
+    new: dict[str, Any] = spec.factory(None, **dict(ref.options))(config)
+    return new

@@ -1,0 +1,1 @@
+"""The training side: what happens from the scaled loss to the changed weights."""

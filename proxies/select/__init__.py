@@ -1,0 +1,74 @@
+"""Which experts to keep. A strategy is one file in this package that defines ``select(layer, keep, ...)``.
+
+``select(layer: LayerProfile, keep: int, *, seed: int, layer_index: int, **options) -> list[int]`` returns `keep`
+different experts. Options are keyword-only parameters with defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proxies.checkpoint import CheckpointError
+from proxies.profile import Profile
+
+Strategy = Callable[..., list[int]]
+_FIXED = {"seed", "layer_index"}
+
+
+@functools.cache
+def strategies() -> dict[str, Strategy]:
+    """All strategies of this package by name."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
+    return {name: importlib.import_module(f"{__name__}.{name}").select for name in names}
+
+
+def strategy(name: str) -> Strategy:
+    """The strategy of a name.
+
+    Raises:
+        CheckpointError: it is unknown; the message names the nearest known ones.
+    """
+    known = strategies()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
+        raise CheckpointError(f"strategy {name!r} does not exist; the nearest are: {', '.join(near)}.")
+    return known[name]
+
+
+def select(
+    profile: Profile, keep: int, name: str, *, options: Mapping[str, Any] | None = None, seed: int = 0
+) -> dict[int, list[int]]:
+    """Choose the experts of every layer.
+
+    Args:
+        profile: what the experts do.
+        keep: experts per layer.
+        name: strategy.
+        options: its options.
+        seed: for strategies that draw.
+
+    Returns:
+        Layer to the sorted original indices of the kept experts.
+
+    Raises:
+        CheckpointError: unknown strategy or option.
+    """
+    chosen = strategy(name)
+    options = dict(options or {})
+    allowed = {p.name for p in inspect.signature(chosen).parameters.values() if p.kind is p.KEYWORD_ONLY} - _FIXED
+    for option in options:
+        if option not in allowed:
+            raise CheckpointError(
+                f"strategy {name} has no option {option!r}; it has: {', '.join(sorted(allowed)) or 'none'}."
+            )
+    kept = {}
+    for index, layer in profile.layers.items():
+        kept[index] = sorted(chosen(layer, keep, seed=seed, layer_index=index, **options))
+        assert len(set(kept[index])) == keep, f"strategy {name} did not return {keep} different experts"
+    return kept

@@ -115,7 +115,7 @@ def _metrics(experiment: Experiment) -> tuple[list[str], list[str]]:
 def describe_symptom(symptom: Any) -> str:
     """Say in a few words what a metric does, for example ``level shift up at step 8``."""
     if symptom is None:
-        return "not measured"
+        return "not observable"
     if symptom.kind == "none":
         return "none"
     kind = {"nonfinite": f"becomes {symptom.which}", "frozen": f"frozen ({symptom.which})"}.get(

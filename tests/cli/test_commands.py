@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import __version__, cli
+from tests.cli.test_run import run
+
+HEAVY = {"torch", "transformers", "numpy", "pandas", "pyarrow", "mlflow", "plotly", "sklearn", "scipy", "deepspeed"}
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["faults", "list"], ["faults", "show", "grad_overflow"], ["run", "--help"]]
+)
+def test_light_commands_import_nothing_heavy(argv: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "from harness.cli import main\n"
+        "try:\n"
+        f"    main({argv!r})\n"
+        "finally:\n"
+        f"    print('heavy:', sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "heavy: []\n"
+
+
+def test_specs_load_without_torch() -> None:
+    script = "import sys, harness.spec, harness.plan, harness.experiment; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "False\n"
+
+
+def test_faults_list(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["faults", "list"], capsys)
+    assert code == 0
+    assert "grad_overflow" in out
+    assert "null_weights_nudged" not in out
+    code, out, _ = run(["faults", "list", "--family", "routing", "--json"], capsys)
+    data = json.loads(out)
+    assert data["schema"] == "harness/faults@1"
+    assert {f["name"] for f in data["faults"]} == {"norm_topk_prob_ignored", "router_logits_bf16"}
+    keys = {"name", "family", "seam", "mode", "seen_in", "expects", "severity", "remedy", "needs", "summary"}
+    assert all(keys <= set(f) for f in data["faults"])
+    code, _, err = run(["faults", "list", "--family", "rooting"], capsys)
+    assert code == 2
+    assert "did you mean 'routing'" in err
+
+
+def test_faults_show(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["faults", "show", "grad_overflow"], capsys)
+    assert code == 0
+    assert "What breaks: every tensor's norm is squared" in out
+    assert "https://github.com/facebookresearch/fairscale/issues/263" in out
+    code, out, _ = run(["faults", "show", "grad_overflow", "--json"], capsys)
+    assert set(json.loads(out)["faults"][0]["sections"]) == {"What breaks", "In the wild", "Looks like"}
+    assert run(["faults", "show", "nope"], capsys)[0] == 2
+
+
+def test_version_and_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"], capsys)[:2] == (0, f"harness {__version__}\n")
+    code, out, err = run([], capsys)
+    assert "Usage" in out + err
+    assert code in (0, 2)  # typer's own choice for a bare command
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARNESS_HOME", str(tmp_path))
+    code, out, _ = run(["doctor", "--json"], capsys)
+    data = json.loads(out)
+    assert code == 0
+    assert data["missing"] == []
+    assert data["home"] == str(tmp_path)
+    assert {d["kind"]: d["usable"] for d in data["devices"]}["cpu"] is True
+    from harness.cli import machine
+
+    monkeypatch.setattr(machine, "REQUIRED", ("torch", "no-such-library"))
+    code, out, _ = run(["doctor"], capsys)
+    assert code == 3
+    assert "missing: pip install no-such-library" in out
+
+
+def test_proxy_build(capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path) -> None:
+    out_folder = tmp_path / "proxy"
+    argv = ["proxy", "build", str(checkpoint), "--experts", "4", "--out", str(out_folder), "--sequences", "16"]
+    code, out, _ = run(argv, capsys)
+    assert code == 0
+    assert "4 experts per layer" in out
+    assert json.loads((out_folder / "manifest.json").read_text())["experts"] == 4
+    code, out, _ = run([*argv, "--json"], capsys)
+    assert json.loads(out)["schema"] == "harness/proxy@1"
+    for words, message in [
+        (["proxy", "build", "/nowhere", "--experts", "4", "--out", str(tmp_path / "x")], "/nowhere is not a folder"),
+        ([*argv[:-2], "--strategy", "facilty"], "the nearest are: facility"),
+        ([*argv[:4], "1", "--out", str(tmp_path / "x")], "num_experts_per_tok = 2"),
+    ]:
+        code, _, err = run(words, capsys)
+        assert (code, message in err) == (2, True), err
+        assert not (tmp_path / "x").exists()
+
+
+def test_debug_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--debug", "faults", "show", "nope"], ["faults", "show", "nope", "--debug"]):
+        code, _, err = run(argv, capsys)
+        assert code == 2
+        assert "Traceback" in err
+    assert callable(cli.main)

@@ -14,6 +14,8 @@ from harness.catalogue import FaultSpec, find
 from harness.claims import NonFinite
 from harness.errors import UsageError
 from harness.fleet import Event, Failure, Job, run_jobs
+from harness.inject import stages_of
+from harness.rl.engines import OWNED
 from harness.seams import Config
 from harness.store import Store, StoredRun
 
@@ -147,6 +149,12 @@ def check(request: Request, fault: FaultSpec) -> None:
     """
     if fault.engine is not None and fault.engine != request.engine:
         raise UsageError(f"fault {fault.name} needs the {fault.engine} engine; add --engine {fault.engine}")
+    taken = [s.value for s in stages_of(fault.seam) if s in OWNED[request.engine]]
+    if taken:
+        raise UsageError(
+            f"fault {fault.name} needs stage {', '.join(taken)}, which engine {request.engine} owns; "
+            "use --engine torch or a configuration fault"
+        )
     if not fault.config and request.fault.schedule.onset < 1:
         raise UsageError(
             f"onset must be at least 1 so that there is a healthy stretch, got {request.fault.schedule.onset}"

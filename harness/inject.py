@@ -55,7 +55,7 @@ class Injection(AbstractContextManager["Injection"]):
             raise UsageError(
                 f"fault {self._spec.name}: no probe {seam.name!r}; known: {', '.join(sorted(self._host.probes))}"
             )
-        for stage in _stages(seam):
+        for stage in stages_of(seam):
             if stage in self._host.owned:
                 raise UsageError(
                     f"fault {self._spec.name} needs stage {stage.value}, which engine "
@@ -86,7 +86,7 @@ class Injection(AbstractContextManager["Injection"]):
             elif isinstance(seam, Probe):
                 self._undo.append(self._swap_probe(seam.name))
             else:
-                for stage in _stages(seam):
+                for stage in stages_of(seam):
                     self._undo.append(self._swap_stage(stage))
         except BaseException:
             self._sleep()
@@ -148,7 +148,8 @@ class Injection(AbstractContextManager["Injection"]):
         self._sleep()
 
 
-def _stages(seam: Any) -> tuple[Stage, ...]:
+def stages_of(seam: Any) -> tuple[Stage, ...]:
+    """Return the stages that a seam claims; none for other kinds of seam."""
     if isinstance(seam, Stage):
         return (seam,)
     return seam if isinstance(seam, tuple) else ()

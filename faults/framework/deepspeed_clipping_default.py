@@ -14,10 +14,11 @@ from harness.seams import Config
 def deepspeed_clipping_default(clean):
     """The DeepSpeed configuration does not say how to clip, and the default of the installed version decides.
 
-    What breaks: without the key ``gradient_clipping`` versions before 0.19.3 did not clip; since then they clip at 1.0.
+    What breaks: without the key ``gradient_clipping`` versions before 0.19.3 did not clip; since then they clip at 1.0,
+        whatever the run was tuned for.
     In the wild: an upgrade, or a lost line, changes the updates of a run, and nothing says so.
-    Looks like: the first gradient norm is the same (it is measured before clipping); a run that clipped tighter than
-    1.0 moves further in every step. Adam does not feel a constant factor, so this is only what its epsilon leaves.
+    Looks like: the first gradient norm is the same (it is measured before clipping); a run that clipped tighter moves
+        further in every step, as far as the optimiser's epsilon lets Adam feel the size of a gradient.
     """
 
     def faulty(config):

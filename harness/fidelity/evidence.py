@@ -75,7 +75,7 @@ def gather(
     response = scale.response(faulted, clean)
     kind = np.where(np.isnan(faulted), 1, np.where(faulted > 0, 2, 3))
     struck = np.where(n.struck(faulted, clean, null), kind, 0)
-    frozen = np.array([_frozen(*rows) for rows in zip(faulted, clean, null, strict=True)])
+    frozen = np.array([_frozen(*rows, metric.still) for rows in zip(faulted, clean, null, strict=True)])
     last = np.minimum(frozen, faulted.shape[1] - 1)
     rough = [_roughness(f, c) for f, c in zip(faulted, clean, strict=True)]
     return Evidence(
@@ -93,15 +93,15 @@ def gather(
     )
 
 
-def _frozen(faulted: Floats, clean: Floats, null: Floats) -> int:
+def _frozen(faulted: Floats, clean: Floats, null: Floats, still: float) -> int:
     """Return where the longest constant stretch begins if it covers half of the steps and its twins move there."""
     steps = len(faulted)
     if not np.isfinite(faulted).all():
         return steps
-    edges = np.concatenate(([0], np.flatnonzero(np.diff(faulted)) + 1, [steps]))
+    edges = np.concatenate(([0], np.flatnonzero(np.abs(np.diff(faulted)) > still) + 1, [steps]))
     longest = int(np.argmax(np.diff(edges)))
     a, b = int(edges[longest]), int(edges[longest + 1])
-    moving = min(float(np.mean(np.diff(x[a:b]) != 0)) if b - a > 1 else 0.0 for x in (clean, null))
+    moving = min(float(np.mean(np.abs(np.diff(x[a:b])) > still)) if b - a > 1 else 0.0 for x in (clean, null))
     return a if b - a >= max(4, steps // 2) and moving >= 0.75 else steps
 
 

@@ -20,6 +20,7 @@ class Metric:
         primary: True for the metrics that everybody watches.
         structural_in_replay: True if it cannot respond when every arm trains on the same rollouts.
         residue: Value, in the metric's own unit, below which a reading is what rounding leaves of zero.
+        still: Change from one step to the next, in the metric's own unit, up to which it counts as frozen.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Metric:
     primary: bool = False
     structural_in_replay: bool = False
     residue: float = 0.0
+    still: float = 0.0
 
     def observable(self, mode: Mode) -> bool:
         """Say whether the metric can respond at all in a mode."""
@@ -44,8 +46,8 @@ METRICS: dict[str, Metric] = {
         Metric("logprob_gap", positive=True, residue=1e-5),
         Metric("response_length", positive=True, structural_in_replay=True),
         Metric("clip_fraction", positive=False),
-        Metric("ratio_mean", positive=False),
-        Metric("ratio_max", positive=True),
+        Metric("ratio_mean", positive=False, still=1e-5),
+        Metric("ratio_max", positive=True, still=1e-5),
         Metric("update_norm", positive=True),
         Metric("skipped_steps", positive=False),
         Metric("grad_norm/router", positive=True),

@@ -22,6 +22,7 @@ import torch
 from pydantic import ValidationError
 
 from harness.errors import MachineError, UsageError
+from harness.rl.engines import OWNED
 from harness.rl.engines.torch_engine import global_norm
 from harness.rl.stages import Batch, Grads, Loss, Stage, StageFn, Update
 
@@ -138,7 +139,7 @@ class DeepSpeedEngine:
         owned: Stages that this engine does not leave open to faults, with the engine's name.
     """
 
-    owned: Mapping[Stage, str] = dict.fromkeys((Stage.REDUCE, Stage.UNSCALE, Stage.CLIP, Stage.STEP), NAME)
+    owned: Mapping[Stage, str] = dict.fromkeys(OWNED[NAME], NAME)
 
     def __init__(self, trainer: Policy, rl: RLSpec, config: Mapping[str, Any]) -> None:
         """Initialise DeepSpeed.

@@ -25,6 +25,7 @@ SMALL = RLSpec(
     max_new_tokens=6,
     temperature=0.8,
     lr=1e-3,
+    eps=1e-5,  # with 1e-8 the first Adam step turns rounding noise of zero gradients into full steps
     rollout=SideSpec(attention="eager"),
 )
 

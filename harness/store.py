@@ -65,7 +65,16 @@ def _distribution(name: str) -> importlib.metadata.Distribution | None:
 @functools.cache
 def _engine_sources() -> str:
     root = Path(__file__).parent
-    files = [*(root / "rl").rglob("*.py"), *(root / f"{n}.py" for n in ("spec", "seams", "inject", "trace", "arm"))]
+    beside = {
+        "originals.py",
+        "ability.py",
+        "device.py",
+        "preload.py",
+    }  # make models, or look at them: no trace hangs on them
+    files = [
+        *(p for p in (root / "rl").rglob("*.py") if p.name not in beside),
+        *(root / f"{n}.py" for n in ("spec", "seams", "inject", "trace", "arm")),
+    ]
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")

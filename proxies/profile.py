@@ -140,8 +140,10 @@ def profile(folder: Path, batches: Batches, progress: Callable[[int, int], None]
         CheckpointError: no calibration tokens, or a model without experts.
     """
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM
 
+    transformers.utils.logging.disable_progress_bar()
     family = family_of_config(Checkpoint.open(folder).config)
     if not sum(tokens.numel() for tokens, _ in batches):
         raise CheckpointError("there are no calibration tokens to profile the experts on.")

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 from harness.rl import tasks
 
 if TYPE_CHECKING:
+    import torch
+
     from harness.rl.policy import Policy
     from harness.spec import TaskSpec
 
 PROBLEMS = 512
 LONGEST = 8  # tokens of a response; the longest answer has 6 characters and an end token
 SIGMAS = 5.0
+GREEDY = 1e-6  # temperature that stands for 0: a gap of 1e-4 between two logits is certain
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,32 @@ class AbilityScore:
     problems: int
 
 
-def score(policy: Policy, tokenizer: Any, task: TaskSpec, temperature: float, *, n: int = PROBLEMS) -> AbilityScore:
-    """Let a policy answer problems of the evaluation stream, sampled at a temperature with fixed random numbers."""
+def score(
+    policy: Policy, tokenizer: Any, task: TaskSpec, temperature: float, *, n: int = PROBLEMS, seed: int = 0
+) -> AbilityScore:
+    """Let a policy answer problems of the evaluation stream, with random numbers that ``seed`` decides.
+
+    Args:
+        policy: Who answers.
+        tokenizer: Its tokenizer.
+        task: Which problems.
+        temperature: Of the sampling; 0 takes the likeliest token.
+        n: Number of problems.
+        seed: Seed of problems and sampling.
+    """
     import torch
 
     from harness.rl import grpo
+    from harness.rl.context import keyed_seed
     from harness.rl.rollout import sample
     from harness.rl.stages import Batch
     from harness.spec import RLSpec
 
-    problems = tasks.draw(task, 0, "evaluation", 0, n)
+    problems = tasks.draw(task, seed, "evaluation", 0, n)
     encoded = tokenizer([p.prompt for p in problems], return_tensors="pt", padding=True, padding_side="left")
     batch = Batch(encoded["input_ids"], encoded["attention_mask"], torch.zeros(n, 0), tuple(p.answer for p in problems))
-    uniforms = torch.rand(n, LONGEST, generator=torch.Generator().manual_seed(0))
-    drawn, mask, _ = sample(policy, batch, uniforms, temperature, grpo.clean_ops(RLSpec()), tokenizer)
+    uniforms = torch.rand(n, LONGEST, generator=torch.Generator().manual_seed(keyed_seed(seed, "evaluation", 0)))
+    drawn, mask, _ = sample(policy, batch, uniforms, temperature or GREEDY, grpo.clean_ops(RLSpec()), tokenizer)
     texts = tokenizer.batch_decode([t[m.bool()] for t, m in zip(drawn, mask, strict=True)], skip_special_tokens=True)
     rewards = [tasks.reward_of(p.answer, text) for p, text in zip(problems, texts, strict=True)]
     return summarise([p.task for p in problems], rewards)
@@ -69,14 +84,34 @@ def summarise(names: list[str], rewards: list[float]) -> AbilityScore:
     return AbilityScore(rate, error, sum(rewards) / len(rewards), per_task, len(exact))
 
 
+def expert_shares(policy: Policy, tokenizer: Any, task: TaskSpec, *, n: int = PROBLEMS) -> torch.Tensor:
+    """Return how often each expert is chosen on solved problems of the evaluation stream.
+
+    Returns:
+        ``[L, E]`` float64, in units of an even share: 1 everywhere if all experts are used alike.
+    """
+    import torch
+
+    tokens, attention, _ = tasks.encode(tasks.draw(task, 0, "evaluation", 0, n), tokenizer)
+    with torch.no_grad():
+        out = policy.model(input_ids=tokens, attention_mask=attention, output_router_logits=True, use_cache=False)
+    layers = []
+    for logits in out.router_logits:
+        chosen = logits[attention.reshape(-1).bool()].topk(policy.top_k, -1).indices.reshape(-1)
+        layers.append(torch.bincount(chosen, minlength=logits.shape[-1]).double() * logits.shape[-1] / len(chosen))
+    return torch.stack(layers)
+
+
 def rates(folders: Mapping[str, Path], task: TaskSpec, temperature: float, *, n: int = PROBLEMS) -> dict[str, float]:
     """Return the exact-match rate of each checkpoint, and of ``chance``: the first one's architecture, untrained."""
     import torch
+    import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from harness.rl.policy import Policy
     from harness.spec import SideSpec
 
+    transformers.utils.logging.disable_progress_bar()
     first = next(iter(folders.values()))
     found = {}
     for name, folder in folders.items():
@@ -102,10 +137,10 @@ def refusal(rates: Mapping[str, float], *, floor: float, n: int = PROBLEMS) -> s
         n: Problems behind each rate.
     """
     original, proxy, chance = rates["original"], rates["proxy"], rates["chance"]
-    if proxy < floor * original:
+    if not proxy >= floor * original:  # so that a missing rate does not pass
         return f"it answers {proxy:.1%} exactly, less than {floor:.0%} of the original's {original:.1%}"
     spread = max(chance, 1 / n)
     bar = chance + SIGMAS * math.sqrt(spread * (1 - spread) / n)
-    if proxy < bar:
+    if not proxy >= bar:
         return f"it answers {proxy:.1%} exactly, not clearly above chance ({chance:.1%}; bar {bar:.1%})"
     return None

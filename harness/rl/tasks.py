@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.errors import unknown
+from harness.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -82,25 +82,32 @@ def rng_of(seed: int, stream: str, step: int) -> np.random.Generator:
 def draw(task: TaskSpec, seed: int, stream: str, step: int, n: int) -> list[Problem]:
     """Draw ``n`` problems of a mixture; the first problems do not depend on ``n``.
 
+    Streams are drawn independently. The tasks are small (addition has 2,500 prompts), so a problem may come up in more
+    than one stream: an ability is that of doing the task, not of generalising to prompts never seen.
+
     Args:
         task: The mixture.
         seed: Seed.
-        stream: Purpose: ``prompts``, ``training``, ``calibration`` or ``evaluation``; streams are independent.
+        stream: Purpose: ``prompts``, ``training``, ``calibration`` or ``evaluation``; any name is a stream.
         step: Step of the purpose.
         n: Number of problems.
 
     Raises:
-        UsageError: If the mixture names a task that does not exist.
+        UsageError: If the mixture names a task that does not exist, or has a weight that is not positive.
     """
     names = list(task.mixture)
     for name in names:
         if name not in TASKS:
             raise unknown("task", name, TASKS)
-    weights = np.array([task.mixture[name] for name in names], dtype=np.float64)
+        if not 0 < task.mixture[name] < np.inf:
+            raise UsageError(f"the weight of task {name} is {task.mixture[name]}; it must be positive and finite")
+    if not names:
+        raise UsageError("the task mixture is empty; name at least one task")
+    edges = np.cumsum([task.mixture[name] for name in names])
     rng = rng_of(seed, stream, step)
     problems = []
     for _ in range(n):
-        name = names[int(np.searchsorted(np.cumsum(weights) / weights.sum(), rng.random(), side="right"))]
+        name = names[int(np.searchsorted(edges / edges[-1], rng.random(), side="right"))]
         problems.append(Problem(name, *TASKS[name](rng)))
     return problems
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.errors import UsageError
 from harness.rl import originals
@@ -16,11 +18,11 @@ MICRO = OriginalRecipe(
         "hidden_size": 16,
         "intermediate_size": 16,
         "moe_intermediate_size": 8,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "head_dim": 8,
-        "num_experts": 4,
+        "num_experts": 8,
         "num_experts_per_tok": 2,
     },
     steps=12,
@@ -44,6 +46,42 @@ def test_training_twice_gives_the_same_bytes_and_learns(tmp_path: Path) -> None:
     assert losses[-1] < 0.9 * losses[0]
     other = ensure_original(MICRO.model_copy(update={"seed": 1}), tmp_path / "a")
     assert sha(other) != sha(first)
+
+
+def test_original_json_says_what_came_of_the_recipe(tmp_path: Path) -> None:
+    facts = json.loads((ensure_original(MICRO, tmp_path) / "original.json").read_text(encoding="utf-8"))
+    assert OriginalRecipe.model_validate(facts["recipe"]) == MICRO
+    assert set(facts["ability"]) == {"1.0", "0.8", "0.0"}
+    assert all(0 <= score["exact"] <= score["reward"] <= 1 for score in facts["ability"].values())
+    least, most = facts["expert_share"]["least"], facts["expert_share"]["most"]
+    assert len(least) == len(most) == 2
+    assert all(0 <= low <= 1 <= high <= 8 / 2 for low, high in zip(least, most, strict=True))
+    assert facts["seconds"] > 0
+    assert f"torch {torch.__version__.split('+')[0]}" in " ".join(facts["versions"])
+
+
+def test_balance_by_hand() -> None:
+    even = torch.zeros(4, 4)
+    first = torch.tensor([[100.0, 0.0, 0.0, 0.0]] * 4)
+    second = torch.tensor([[0.0, 100.0, 0.0, 0.0]] * 4)
+    mask = torch.ones(1, 4)
+    assert originals.balance((even,), mask, 1).item() == pytest.approx(1.0)
+    assert originals.balance((even,), mask, 2).item() == pytest.approx(2.0)
+    assert originals.balance((first,), mask, 1).item() == pytest.approx(4.0)  # one of four experts does it all
+    assert originals.balance((first, second), mask, 1).item() == pytest.approx(4.0)  # layers do not make up
+    padded = torch.cat([first[:2], second[:2]])
+    assert originals.balance((padded,), torch.tensor([[1, 1, 0, 0]]), 1).item() == pytest.approx(4.0)
+    assert originals.balance((padded,), mask, 1).item() == pytest.approx(2.0)  # two of four, half each
+
+
+def test_balance_of_one_layer_is_the_loss_of_the_model() -> None:
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+    logits = torch.randn(24, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(4, 6, dtype=torch.int64)
+    mask[1, 3:] = 0
+    theirs = load_balancing_loss_func((logits,), 8, 2, mask)
+    torch.testing.assert_close(originals.balance((logits,), mask, 2), theirs)
 
 
 def test_a_cached_original_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +117,27 @@ def test_default_recipe_is_valid_and_unknown_names_get_a_suggestion() -> None:
         load_recipe("tiny-qwen3")
     with pytest.raises(UsageError, match="no_such_type"):
         originals.train(MICRO.model_copy(update={"model_type": "no_such_type"}), lambda *_: None)
+
+
+def test_a_recipe_may_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(MICRO.model_dump_json(), encoding="utf-8")  # JSON is YAML
+    assert load_recipe(str(file)) == MICRO
+    with pytest.raises(UsageError, match=r"other\.yaml does not exist"):
+        load_recipe(str(tmp_path / "other.yaml"))
+    file.write_text("name: [", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"mine\.yaml is not valid YAML.*line 1"):
+        load_recipe(str(file))
+    file.write_text(json.dumps({**MICRO.model_dump(), "step": 3}), encoding="utf-8")
+    with pytest.raises(UsageError, match="did you mean 'steps'"):
+        load_recipe(str(file))
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [("num_expert", "did you mean 'architecture.num_experts'"), ("vocab_size", "not the recipe's to set")],
+)
+def test_a_misspelt_or_reserved_key_of_the_architecture_is_refused(key: str, says: str) -> None:
+    recipe = MICRO.model_copy(update={"architecture": {**MICRO.architecture, key: 4}})
+    with pytest.raises(UsageError, match=says):
+        originals.train(recipe, lambda *_: None)

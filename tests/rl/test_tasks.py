@@ -57,8 +57,31 @@ def test_problems_are_a_function_of_seed_stream_and_step() -> None:
     base = tasks.draw(spec, 0, "prompts", 3, 32)
     assert base == tasks.draw(spec, 0, "prompts", 3, 32)
     assert base[:8] == tasks.draw(spec, 0, "prompts", 3, 8)
-    for other in [(1, "prompts", 3), (0, "evaluation", 3), (0, "prompts", 4)]:
-        assert tasks.draw(spec, *other, 32) != base
+    assert base == tasks.prompt_batch(spec, 0, 3, 32)
+    for other in [
+        (1, "prompts", 3),
+        (0, "prompts", 4),
+        *((0, s, 3) for s in ("evaluation", "training", "calibration")),
+    ]:
+        drawn = tasks.draw(spec, *other, 32)
+        assert sum(a == b for a, b in zip(drawn, base, strict=True)) <= 2  # chance: one in thousands per place
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_not_positive_is_refused(weight: float) -> None:
+    with pytest.raises(UsageError, match="weight of task sort is"):
+        tasks.draw(TaskSpec(mixture={"add": 1.0, "sort": weight}), 0, "prompts", 0, 1)
+
+
+def test_an_empty_mixture_is_refused() -> None:
+    with pytest.raises(UsageError, match="mixture is empty"):
+        tasks.draw(TaskSpec(mixture={}), 0, "prompts", 0, 1)
+
+
+def test_sequences_are_short() -> None:
+    problems = tasks.draw(TaskSpec(), 1, "prompts", 0, 2000)
+    assert max(len(p.prompt) for p in problems) <= 12
+    assert max(len(p.answer) for p in problems) + 1 <= 8
 
 
 def test_mixture_weights_decide_the_shares() -> None:

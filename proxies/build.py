@@ -22,8 +22,8 @@ from proxies.checkpoint import (
     write_json,
 )
 from proxies.families import Family, family_of_config
-from proxies.profile import Batches, calibration_digest, profile
-from proxies.select import select, strategy
+from proxies.profile import Batches, calibration_digest, check_batches, profile
+from proxies.select import resolve, select
 from proxies.verify import MANIFEST, SCHEMA, check_loadable, verify
 
 
@@ -57,15 +57,16 @@ def build(
         CheckpointError: the original cannot be used, or the request does not fit it; `out` is then untouched.
     """
     source, out = Path(source), Path(out)
-    strategy(strategy_name)
+    settings = resolve(strategy_name, options)
     checkpoint = check_loadable(source)
     family = family_of_config(checkpoint.config)
     check_request(checkpoint, family, experts)
+    check_batches(batches, checkpoint.config["vocab_size"])
     inputs = {
         "source_digest": checkpoint_digest(source),
         "experts": experts,
         "strategy": strategy_name,
-        "options": dict(options or {}),
+        "options": settings,
         "seed": seed,
         "calibration": calibration_digest(batches),
     }
@@ -73,7 +74,7 @@ def build(
     if existing is not None:
         return existing
     measured = profile(source, batches, lambda done, total: progress("profiling the experts", done, total))
-    kept = select(measured, experts, strategy_name, options=options, seed=seed)
+    kept = select(measured, experts, strategy_name, options=settings, seed=seed)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -84,7 +85,7 @@ def build(
         manifest = _manifest(temporary, source, checkpoint, inputs, kept)
         write_json(temporary / MANIFEST, manifest)
         verify(temporary, against=source)
-        temporary.rename(out)
+        _settle(temporary, out, inputs)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return manifest
@@ -126,6 +127,14 @@ def _existing(out: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
             verify(out)
             return manifest
     raise CheckpointError(f"{out} already exists and is not this proxy; remove it or choose another folder.")
+
+
+def _settle(temporary: Path, out: Path, inputs: dict[str, Any]) -> None:
+    try:
+        temporary.rename(out)
+    except OSError:  # another process may have finished the same proxy meanwhile
+        if _existing(out, inputs) is None:
+            raise
 
 
 def _manifest(

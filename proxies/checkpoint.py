@@ -273,9 +273,12 @@ def _read_tensors(folder: Path) -> dict[str, TensorInfo]:
 
 def _read_shards(folder: Path, weight_map: dict[str, Any]) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
-    for shard in sorted({str(file) for file in weight_map.values()}):
-        if Path(shard).name != shard:
-            raise CheckpointError(f"{folder / INDEX} names the shard {shard!r}, which is not a plain file name.")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise CheckpointError(
+                f"{folder / INDEX}: the shard of tensor {name} is {shard!r}, which is not a plain file name."
+            )
+    for shard in sorted(set(weight_map.values())):
         if not (folder / shard).is_file():
             count = sum(file == shard for file in weight_map.values())
             raise CheckpointError(f"{folder} lacks the shard {shard}, which {INDEX} names for {count} tensors.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxies.checkpoint import Checkpoint, CheckpointError
-from proxies.families import Family, family_of_config
+from proxies.families import Family, family_of_config, positive_int
 
 if TYPE_CHECKING:
     import torch
@@ -137,16 +137,16 @@ def profile(folder: Path, batches: Batches, progress: Callable[[int, int], None]
         progress: called with (batches done, all batches).
 
     Raises:
-        CheckpointError: no calibration tokens, or a model without experts.
+        CheckpointError: calibration batches that cannot be used, or a model without experts.
     """
     import torch
     import transformers
     from transformers import AutoModelForCausalLM
 
     transformers.utils.logging.disable_progress_bar()
-    family = family_of_config(Checkpoint.open(folder).config)
-    if not sum(tokens.numel() for tokens, _ in batches):
-        raise CheckpointError("there are no calibration tokens to profile the experts on.")
+    config = Checkpoint.open(folder).config
+    family = family_of_config(config)
+    check_batches(batches, positive_int(config, "vocab_size"))
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
     ).eval()
@@ -198,6 +198,34 @@ def modules_by_layer(model: Any, family: Family, role: str) -> dict[int, Any]:
     if not found:
         raise CheckpointError(f"the {family.model_type} model has no {role} module; it has no layer with experts.")
     return found
+
+
+def check_batches(batches: Batches, vocabulary: int) -> None:
+    """Refuse calibration batches that a model with `vocabulary` token ids cannot be run on.
+
+    Raises:
+        CheckpointError: naming the batch and what is wrong with it, or that there is no token at all.
+    """
+    import torch
+
+    count = 0
+    for number, (tokens, mask) in enumerate(batches):
+        if tokens.dtype != torch.int64 or tokens.ndim != 2:
+            raise CheckpointError(
+                f"calibration batch {number} is {tokens.dtype} {list(tokens.shape)}, but int64 [B, T] is needed."
+            )
+        if mask is not None and mask.shape != tokens.shape:
+            raise CheckpointError(
+                f"calibration batch {number} has tokens {list(tokens.shape)}, but a mask {list(mask.shape)}."
+            )
+        outside = tokens[(tokens < 0) | (tokens >= vocabulary)]
+        if outside.numel():
+            raise CheckpointError(
+                f"calibration batch {number} holds the token {int(outside[0])}, outside the vocabulary of {vocabulary}."
+            )
+        count += tokens.numel() if mask is None else int(mask.bool().sum())
+    if not count:
+        raise CheckpointError("there are no calibration tokens to profile the experts on.")
 
 
 def calibration_digest(batches: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> str:

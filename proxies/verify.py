@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxies.checkpoint import Checkpoint, CheckpointError, TensorInfo, file_sha256, read_json
+from proxies.checkpoint import Checkpoint, CheckpointError, Cut, TensorInfo, file_sha256, read_json
 from proxies.families import family_of_config
 
 MANIFEST = "manifest.json"
@@ -44,8 +47,9 @@ def check_loadable(folder: Path | str) -> Checkpoint:
         raise CheckpointError(
             f"{checkpoint.folder / 'config.json'}: {family.top_k_key} = {top_k}, but there are {experts} experts."
         )
-    expected = family.shapes(checkpoint.config)
-    for name, shape in expected.items():
+    expected = set()
+    for name, shape in family.shapes(checkpoint.config):
+        expected.add(name)
         info = checkpoint.tensors.get(name)
         if info is None:
             raise CheckpointError(
@@ -55,7 +59,9 @@ def check_loadable(folder: Path | str) -> Checkpoint:
             raise CheckpointError(
                 f"{info.file}: tensor {name} has shape {list(info.shape)}, but config.json implies {list(shape)}."
             )
-    extra = sorted(set(checkpoint.tensors) - set(expected))
+    if not family.moe_layers(checkpoint.config):
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'} leaves every layer dense: there are no experts.")
+    extra = sorted(n for n in set(checkpoint.tensors) - expected if not re.fullmatch(family.spare_tensors, n))
     if extra:
         where = checkpoint.tensors[extra[0]].file
         raise CheckpointError(f"{where}: tensor {extra[0]} is not part of the model ({len(extra)} such tensors).")
@@ -94,7 +100,10 @@ def verify(folder: Path | str, against: Path | str | None = None) -> VerifyRepor
     manifest = read_json(folder / MANIFEST)
     if manifest.get("schema") != SCHEMA:
         raise CheckpointError(f"{folder / MANIFEST} has schema {manifest.get('schema')!r}, expected {SCHEMA!r}.")
-    for name, digest in manifest["files"].items():
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{folder / MANIFEST} has no list of files.")
+    for name, digest in files.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder} lacks the file {name}, which its manifest lists.")
@@ -102,27 +111,44 @@ def verify(folder: Path | str, against: Path | str | None = None) -> VerifyRepor
             raise CheckpointError(f"{path} is not the file that its manifest lists: the hash differs.")
     checkpoint = check_loadable(folder)
     compared = 0 if against is None else _compare(checkpoint, Checkpoint.open(against), manifest)
-    return VerifyReport(len(manifest["files"]), len(checkpoint.tensors), compared)
+    return VerifyReport(len(files), len(checkpoint.tensors), compared)
 
 
 def _compare(proxy: Checkpoint, original: Checkpoint, manifest: dict[str, Any]) -> int:
     """Compare every tensor with the part of the original that it was cut from; returns their number."""
     family = family_of_config(original.config)
-    kept = {int(layer): experts for layer, experts in manifest["kept_experts"].items()}
+    counts = family.experts(proxy.config), family.experts(original.config)
+    kept = _kept(proxy, family.moe_layers(original.config), *counts, manifest)
     for name, info in proxy.tensors.items():
-        place = family.place(name)
-        if place is None:
-            same = _bytes(proxy, info) == _bytes(original, original.tensors[name])
-        elif place[1] is not None:
+        place, source, rows = family.place(name), name, None
+        if place is not None and place[1] is not None:
             source = family.rename(name, kept[place[0]][place[1]])
-            same = _bytes(proxy, info) == _bytes(original, original.tensors[source])
-        else:
-            whole, row = _bytes(original, original.tensors[name]), info.nbytes // info.shape[0]
-            same = _bytes(proxy, info) == b"".join(whole[e * row : (e + 1) * row] for e in kept[place[0]])
-        if not same:
+        elif place is not None:
+            rows = tuple(kept[place[0]])
+        if source not in original.tensors:
+            raise CheckpointError(f"{info.file}: tensor {name} was cut from {source}, which the original lacks.")
+        if _digest(proxy.chunks(name)) != _digest(Cut(name, original.tensors[source], rows).chunks()):
             raise CheckpointError(f"{info.file}: tensor {name} differs from the part of the original it was cut from.")
     return len(proxy.tensors)
 
 
-def _bytes(checkpoint: Checkpoint, info: TensorInfo) -> bytes:
-    return b"".join(checkpoint.chunks(info.name))
+def _kept(
+    proxy: Checkpoint, layers: list[int], keep: int, experts: int, manifest: dict[str, Any]
+) -> dict[int, list[int]]:
+    """The kept experts of every layer, after checking that each lists `keep` different ones of `experts`."""
+    listed = manifest.get("kept_experts")
+    kept = {}
+    for layer in layers:
+        indices = listed.get(str(layer)) if isinstance(listed, dict) else None
+        valid = {e for e in indices if type(e) is int and 0 <= e < experts} if isinstance(indices, list) else set()
+        if not isinstance(indices, list) or not len(valid) == len(indices) == keep:
+            raise CheckpointError(f"{proxy.folder / MANIFEST} does not list {keep} kept experts for layer {layer}.")
+        kept[layer] = indices
+    return kept
+
+
+def _digest(chunks: Iterable[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.digest()

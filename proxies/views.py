@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from proxies.checkpoint import CheckpointError
 from proxies.profile import LayerProfile
 
 if TYPE_CHECKING:
@@ -54,10 +56,18 @@ def fused(profile: LayerProfile, weights: Mapping[str, float] | None = None) -> 
     Args:
         profile: one layer.
         weights: weight by view (`VIEWS`); equal weights if None.
+
+    Raises:
+        CheckpointError: a weight is negative or not finite, or all are zero.
     """
     weights = dict.fromkeys(VIEWS, 1.0) if weights is None else weights
     makers = {"router": router_view, "coactivation": coactivation_view, "context": context_view}
+    for name, weight in weights.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise CheckpointError(f"the weight of the {name} view is {weight}; it must be zero or a positive number.")
     total = sum(weights.values())
+    if not total:
+        raise CheckpointError("the weights of all views are zero; at least one view must count.")
     views = [normalised(makers[name](profile)) * (weight / total) for name, weight in weights.items() if weight]
     result = views[0]
     for view in views[1:]:

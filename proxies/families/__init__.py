@@ -12,7 +12,7 @@ import functools
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,9 @@ class Family:
         count_keys: spellings of the number of experts in config.json.
         top_k_key: spelling of the number of experts per token.
         moe_layers: config to the indices of the layers that have experts.
-        shapes: config to the on-disk name and shape of every tensor that a checkpoint must have.
+        shapes: config to the on-disk name and shape of every tensor that a checkpoint must have, one at a time, so
+            that an absurd count in a damaged config costs nothing.
+        spare_tensors: on-disk names that a checkpoint may hold although the model does not read them.
         roles: role (`ROLES`) to module names; `router` and `experts` have the group `layer`.
         param_groups: group (`PARAM_GROUPS`) to parameter names; every parameter is in exactly one group.
     """
@@ -46,7 +48,8 @@ class Family:
     count_keys: tuple[str, ...]
     top_k_key: str
     moe_layers: Callable[[Mapping[str, Any]], list[int]]
-    shapes: Callable[[Mapping[str, Any]], dict[str, tuple[int, ...]]]
+    shapes: Callable[[Mapping[str, Any]], Iterator[tuple[str, tuple[int, ...]]]]
+    spare_tensors: str
     roles: dict[str, str]
     param_groups: dict[str, str]
 

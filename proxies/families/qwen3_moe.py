@@ -6,7 +6,7 @@ On disk every expert has its own tensors; in memory transformers 5 fuses them in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from proxies.checkpoint import CheckpointError
@@ -17,63 +17,57 @@ _ANY = r"model\.layers\.\d+"
 _COUNT_KEYS = ("num_experts", "num_local_experts")
 
 
-def _moe_layers(config: Mapping[str, Any]) -> list[int]:
+def _is_moe(config: Mapping[str, Any], layer: int) -> bool:
     dense = config.get("mlp_only_layers") or []
-    step = positive_int(config, "decoder_sparse_step", 1)
-    layers = range(positive_int(config, "num_hidden_layers"))
-    return [layer for layer in layers if layer not in dense and (layer + 1) % step == 0]
+    if not isinstance(dense, list):
+        raise CheckpointError(f"config.json: mlp_only_layers = {dense!r} where a list of layer indices is needed.")
+    return layer not in dense and (layer + 1) % positive_int(config, "decoder_sparse_step", 1) == 0
 
 
-def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _moe_layers(config: Mapping[str, Any]) -> list[int]:
+    return [layer for layer in range(positive_int(config, "num_hidden_layers")) if _is_moe(config, layer)]
+
+
+def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden = positive_int(config, "hidden_size")
     vocab = positive_int(config, "vocab_size")
-    moe = set(_moe_layers(config))
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocab, hidden),
-        "model.norm.weight": (hidden,),
-    }
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    yield "model.norm.weight", (hidden,)
     if not config.get("tie_word_embeddings", False):
-        shapes["lm_head.weight"] = (vocab, hidden)
+        yield "lm_head.weight", (vocab, hidden)
     for layer in range(positive_int(config, "num_hidden_layers")):
         prefix = f"model.layers.{layer}"
-        shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
-        shapes |= _attention(config, f"{prefix}.self_attn", hidden)
-        if layer in moe:
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        yield from _attention(config, f"{prefix}.self_attn", hidden)
+        if _is_moe(config, layer):
             experts = FAMILY.experts(config)
-            shapes[f"{prefix}.mlp.gate.weight"] = (experts, hidden)
             inner = positive_int(config, "moe_intermediate_size")
+            yield f"{prefix}.mlp.gate.weight", (experts, hidden)
             for expert in range(experts):
-                shapes |= _feed_forward(f"{prefix}.mlp.experts.{expert}", hidden, inner)
+                yield from _feed_forward(f"{prefix}.mlp.experts.{expert}", hidden, inner)
         else:
-            shapes |= _feed_forward(f"{prefix}.mlp", hidden, positive_int(config, "intermediate_size"))
-    return shapes
+            yield from _feed_forward(f"{prefix}.mlp", hidden, positive_int(config, "intermediate_size"))
 
 
-def _attention(config: Mapping[str, Any], prefix: str, hidden: int) -> dict[str, tuple[int, ...]]:
+def _attention(config: Mapping[str, Any], prefix: str, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     heads = positive_int(config, "num_attention_heads")
     if config.get("head_dim") is None and hidden % heads:
         raise CheckpointError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}.")
     dim = hidden // heads if config.get("head_dim") is None else positive_int(config, "head_dim")
     keys = positive_int(config, "num_key_value_heads", heads)
-    rows = {"q_proj": heads * dim, "k_proj": keys * dim, "v_proj": keys * dim, "o_proj": hidden}
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{prefix}.q_norm.weight": (dim,),
-        f"{prefix}.k_norm.weight": (dim,),
-    }
-    for name, size in rows.items():
-        shapes[f"{prefix}.{name}.weight"] = (size, heads * dim if name == "o_proj" else hidden)
+    yield f"{prefix}.q_norm.weight", (dim,)
+    yield f"{prefix}.k_norm.weight", (dim,)
+    for name, rows in {"q_proj": heads * dim, "k_proj": keys * dim, "v_proj": keys * dim, "o_proj": hidden}.items():
+        yield f"{prefix}.{name}.weight", (rows, heads * dim if name == "o_proj" else hidden)
         if config.get("attention_bias", False):
-            shapes[f"{prefix}.{name}.bias"] = (size,)
-    return shapes
+            yield f"{prefix}.{name}.bias", (rows,)
 
 
-def _feed_forward(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
-    return {
-        f"{prefix}.gate_proj.weight": (inner, hidden),
-        f"{prefix}.up_proj.weight": (inner, hidden),
-        f"{prefix}.down_proj.weight": (hidden, inner),
-    }
+def _feed_forward(prefix: str, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{prefix}.gate_proj.weight", (inner, hidden)
+    yield f"{prefix}.up_proj.weight", (inner, hidden)
+    yield f"{prefix}.down_proj.weight", (hidden, inner)
 
 
 FAMILY = Family(
@@ -85,6 +79,8 @@ FAMILY = Family(
     top_k_key="num_experts_per_tok",
     moe_layers=_moe_layers,
     shapes=_shapes,
+    # A tied head that was written out, and the rotary frequencies of older versions of transformers.
+    spare_tensors=r"lm_head\.weight|" + _ANY + r"\.self_attn\.rotary_emb\.inv_freq",
     roles={
         "router": _LAYER + r"\.mlp\.gate",
         "experts": _LAYER + r"\.mlp\.experts",

@@ -57,18 +57,40 @@ def select(
         Layer to the sorted original indices of the kept experts.
 
     Raises:
-        CheckpointError: unknown strategy or option.
+        CheckpointError: unknown strategy or option, a negative seed, or a strategy that broke its contract.
     """
-    chosen = strategy(name)
-    options = dict(options or {})
-    allowed = {p.name for p in inspect.signature(chosen).parameters.values() if p.kind is p.KEYWORD_ONLY} - _FIXED
-    for option in options:
-        if option not in allowed:
-            raise CheckpointError(
-                f"strategy {name} has no option {option!r}; it has: {', '.join(sorted(allowed)) or 'none'}."
-            )
+    chosen, options = strategy(name), resolve(name, options)
+    if seed < 0:
+        raise CheckpointError(f"seed {seed} is negative.")
     kept = {}
     for index, layer in profile.layers.items():
         kept[index] = sorted(chosen(layer, keep, seed=seed, layer_index=index, **options))
-        assert len(set(kept[index])) == keep, f"strategy {name} did not return {keep} different experts"
+        if (
+            len(kept[index]) != keep
+            or not set(kept[index]) <= set(range(layer.experts))
+            or len(set(kept[index])) != keep
+        ):
+            raise CheckpointError(
+                f"strategy {name} kept {kept[index]} in layer {index}, not {keep} different ones of {layer.experts}."
+            )
     return kept
+
+
+def resolve(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All options of a strategy: the defaults of its signature, with those given in their place.
+
+    Raises:
+        CheckpointError: unknown strategy or option, or a value of another type than the default's.
+    """
+    parameters = inspect.signature(strategy(name)).parameters.values()
+    values = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _FIXED}
+    for option, value in (options or {}).items():
+        if option not in values:
+            raise CheckpointError(
+                f"strategy {name} has no option {option!r}; it has: {', '.join(sorted(values)) or 'none'}."
+            )
+        kind = type(values[option])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise CheckpointError(f"option {option} of strategy {name} is {value!r}, but a {kind.__name__} is needed.")
+        values[option] = kind(value)
+    return values

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.common import Json, write_json
+from harness.cli.common import Json, check_file, write_json
 from harness.errors import unknown
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ def list_(
     family: Annotated[str | None, typer.Option("--family", help="Only this family.")] = None, json: Json = None
 ) -> None:
     """List the faults of the catalogue."""
+    check_file(json)
     from harness.catalogue import catalogue
 
     faults = [f for f in catalogue().values() if not f.control or f.name == "noop"]
@@ -53,25 +57,32 @@ def list_(
         faults = [f for f in faults if f.family == family]
     if json is not None:
         write_json({"schema": SCHEMA, "faults": [describe(f) for f in faults]}, json)
+    if json == "-":
         return
     width = max(len(f.name) for f in faults)
     for f in sorted(faults, key=lambda f: (f.family, f.name)):
-        typer.echo(f"{f.family:<11} {f.name:<{width}}  {f.summary}")
+        typer.echo(_filled(f"{f.family:<11} {f.name:<{width}}  ", f.summary))
 
 
 @app.command("show")
 def show(name: Annotated[str, typer.Argument(help="Name of a fault.")], json: Json = None) -> None:
     """Show everything that is known about a fault."""
+    check_file(json)
     from harness.catalogue import find
 
     fault = find(name)
     data = describe(fault)
     if json is not None:
         write_json({"schema": SCHEMA, "faults": [{**data, "sections": fault.sections}]}, json)
-        return
-    typer.echo(f"{fault.name} ({fault.family})\n\n{fault.summary}\n")
+    if json != "-":
+        _show(fault, data)
+
+
+def _show(fault: FaultSpec, data: dict[str, Any]) -> None:
+    typer.echo(f"{fault.name} ({fault.family})\n")
+    typer.echo(_filled("", fault.summary) + "\n")
     for title, text in fault.sections.items():
-        typer.echo(f"{title}: {text}\n")
+        typer.echo(_filled(f"{title}: ", text, indent=4) + "\n")
     options = ", ".join(f"{k} = {v!r}" for k, v in fault.defaults.items()) or "none"
     for title, value in {
         "seam": data["seam"],
@@ -85,3 +96,18 @@ def show(name: Annotated[str, typer.Argument(help="Name of a fault.")], json: Js
         typer.echo(f"{title:<12} {value}")
     for url in fault.seen_in:
         typer.echo(f"{'seen in':<12} {url}")
+
+
+def _filled(start: str, text: str, indent: int | None = None) -> str:
+    """Return text that starts with ``start``, folded to a terminal's width; one line where it is piped."""
+    if not sys.stdout.isatty():
+        return start + text
+    hanging = " " * (len(start) if indent is None else indent)
+    return textwrap.fill(
+        text,
+        width=max(shutil.get_terminal_size().columns, len(hanging) + 20),
+        initial_indent=start,
+        subsequent_indent=hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from harness import __version__
-from harness.cli.common import Json, write_json
+from harness.cli.common import Json, check_file, clean_stdout, write_json
 
 SCHEMA = "harness/doctor@1"
 REQUIRED: tuple[str, ...] = (
@@ -23,8 +23,15 @@ REQUIRED: tuple[str, ...] = (
     "pandas",
     "scikit-learn",
     "typer",
+    "pyarrow",
+    "pydantic",
+    "rich",
+    "plotly",
+    "numpy",
+    "scipy",
+    "pyyaml",
+    "psutil",
 )
-REQUIRED += ("pyarrow", "pydantic", "rich", "plotly")
 OPTIONAL = {
     "torch_npu": "Ascend NPUs: install the extra [npu] on a machine with CANN",
     "trl": "the oracle of the tests",
@@ -36,6 +43,7 @@ VARIABLES = (
     "OMP_NUM_THREADS",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
 )
+LEAST_FREE_GB = 2.0  # originals, proxies, runs and the MLflow database of the default pair fit many times over
 
 
 def ui(port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on loopback.")] = 5000) -> None:
@@ -49,12 +57,22 @@ def ui(port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port 
 
 def doctor(json: Json = None) -> None:
     """Show versions and devices, what is missing, and how to get it."""
-    from harness.rl.device import devices
     from harness.store import harness_home
 
+    check_file(json)
     home = harness_home()
     versions = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
     missing = [name for name in REQUIRED if versions[name] is None]
+    problems = [f"{name} is not installed: pip install {name}" for name in missing]
+    found: list[dict[str, Any]] = []
+    if "torch" not in missing:
+        with clean_stdout():
+            found = _devices(problems)
+    free = round(shutil.disk_usage(home).free / 2**30, 1)
+    if free < LEAST_FREE_GB:
+        problems.append(f"{home} has {free} GB left: free some space, or set HARNESS_HOME to another folder")
+    if not os.access(home, os.W_OK):
+        problems.append(f"{home} cannot be written: set HARNESS_HOME to another folder")
     data: dict[str, Any] = {
         "schema": SCHEMA,
         "harness": __version__,
@@ -62,16 +80,17 @@ def doctor(json: Json = None) -> None:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         "versions": versions,
         "missing": missing,
-        "devices": [] if "torch" in missing else [vars(d) for d in devices()],
+        "devices": found,
         "home": str(home),
-        "free_gb": round(shutil.disk_usage(home).free / 2**30, 1),
+        "free_gb": free,
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "problems": problems,
     }
     if json is not None:
         write_json(data, json)
     if json != "-":
         _show(data)
-    raise typer.Exit(3 if missing else 0)
+    raise typer.Exit(3 if problems else 0)
 
 
 def _version(name: str) -> str | None:
@@ -79,6 +98,18 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _devices(problems: list[str]) -> list[dict[str, Any]]:
+    from harness.rl.device import devices
+
+    try:
+        return [vars(device) for device in devices()]
+    except (
+        Exception
+    ) as e:  # a broken torch raises anything from ImportError to OSError, and this is the place to say so
+        problems.append(f"torch is installed but cannot be loaded ({type(e).__name__}: {e}): reinstall it")
+        return []
 
 
 def _show(data: dict[str, Any]) -> None:
@@ -91,3 +122,5 @@ def _show(data: dict[str, Any]) -> None:
     typer.echo(f"home: {data['home']} ({data['free_gb']} GB free)")
     for name, value in data["environment"].items():
         typer.echo(f"  {name}={value}")
+    for problem in data["problems"]:
+        typer.echo(f"problem: {problem}")

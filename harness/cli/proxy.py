@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.common import Json, progress, write_json
-from harness.errors import UsageError
+from harness.cli.common import Json, check_file, check_folder, clean_stdout, interruptible, write_json
+from harness.cli.progress import Progress, progress
+from harness.errors import UsageError, unknown
 
+if TYPE_CHECKING:
+    from harness.pairs import Progress as Report
+
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 app = typer.Typer(no_args_is_help=True, help="Build expert-pruned proxies.")
 
 
@@ -29,27 +34,10 @@ def build(
     json: Json = None,
 ) -> None:
     """Keep some experts of every layer, chosen by what they do on calibration text."""
-    from harness.store import harness_home
-    from proxies.build import build as build_proxy
-    from proxies.checkpoint import CheckpointError
-    from proxies.select import strategy as check_strategy
-    from proxies.verify import check_loadable
-
-    with progress(quiet=quiet) as shown:
-        try:
-            check_strategy(strategy)
-            folder = _folder(source, harness_home(), shown.prepare)
-            check_loadable(folder)
-            from transformers import AutoTokenizer
-
-            from harness.rl.tasks import calibration_batches
-            from harness.spec import TaskSpec
-
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            batches = calibration_batches(TaskSpec(), tokenizer, sequences, seed=0)
-            manifest = build_proxy(folder, out, experts, batches, strategy_name=strategy, progress=shown.prepare)
-        except CheckpointError as e:
-            raise UsageError(str(e)) from e
+    check_folder(out.absolute().parent)
+    check_file(json)
+    with interruptible(), clean_stdout(), progress(quiet=quiet) as shown:
+        manifest = _build(source, experts, out, strategy, sequences, shown)
     if json is not None:
         write_json(manifest, json)
     if json != "-":
@@ -58,9 +46,43 @@ def build(
         typer.echo(f"parameters: {counts['proxy']:,} of {counts['original']:,}")
 
 
-def _folder(source: str, home: Path, shown: object) -> Path:
-    from harness.rl.originals import ensure_original, recipe_names
+def _build(source: str, experts: int, out: Path, strategy: str, sequences: int, shown: Progress) -> dict[str, Any]:
+    from proxies.build import build as build_proxy
+    from proxies.checkpoint import CheckpointError
+    from proxies.select import strategy as check_strategy
+    from proxies.verify import check_loadable
 
-    if Path(source).exists() or source not in recipe_names():
+    try:
+        check_strategy(strategy)
+        folder = _folder(source, shown.prepare)
+        check_loadable(folder)
+        batches = _calibration(folder, sequences)
+        return build_proxy(folder, out, experts, batches, strategy_name=strategy, progress=shown.prepare)
+    except CheckpointError as e:
+        raise UsageError(str(e)) from e
+
+
+def _folder(source: str, report: Report) -> Path:
+    from harness.rl.originals import ensure_original, recipe_names
+    from harness.store import harness_home
+
+    if Path(source).exists() or "/" in source:
         return Path(source)
-    return ensure_original(source, home, lambda step, total, _: shown("training the original", step, total))  # type: ignore[operator]
+    if source not in recipe_names():
+        raise unknown("checkpoint folder or original", source, recipe_names())
+    return ensure_original(source, harness_home(), lambda step, total, _: report("training the original", step, total))
+
+
+def _calibration(folder: Path, sequences: int) -> Any:
+    from transformers import AutoTokenizer
+
+    from harness.rl.tasks import calibration_batches
+    from harness.spec import TaskSpec
+
+    if not any((folder / name).is_file() for name in TOKENIZER):  # transformers would make up an empty one
+        raise UsageError(f"{folder} has no tokenizer (none of {', '.join(TOKENIZER)}); save it with the checkpoint")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{folder} has a tokenizer that cannot be loaded: {e}") from e
+    return calibration_batches(TaskSpec(), tokenizer, sequences, seed=0)

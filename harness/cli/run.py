@@ -8,18 +8,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.cli.common import Json, parse_settings, progress, write_json, write_text
-from harness.errors import HarnessError, UsageError
+from harness.cli.common import (
+    Json,
+    check_file,
+    check_folder,
+    clean_stdout,
+    interruptible,
+    merged,
+    parse_settings,
+    write_json,
+)
+from harness.cli.progress import progress
+from harness.errors import HarnessError, UsageError, unknown
 
 if TYPE_CHECKING:
+    from harness.catalogue import FaultSpec
     from harness.experiment import Experiment
     from harness.plan import Request
+    from harness.seams import Schedule
     from harness.tracking import TrackingRef
 
 EXIT = {"REPRODUCED": 0, "CRASHED": 3, "INCONCLUSIVE": 4}  # every other verdict: 1
+SCHEDULE = {"onset": 0, "until": None, "every": 1}  # keys of --set schedule, and what a configuration fault has
 
 
 def run(
+    ctx: typer.Context,
     fault: Annotated[str, typer.Option("--fault", help="Name of the fault; see `harness faults list`.")],
     pair: Annotated[str, typer.Option("--pair", help="Name of a pair, or a YAML file.")] = "tiny-qwen3-moe",
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Number of seeds.")] = None,
@@ -45,29 +59,36 @@ def run(
     4 INCONCLUSIVE; 130 interrupted.
     """
     request = build_request(fault, pair, seeds, seed_start, steps, onset, settings or [], mode, engine)
+    folder = (out or Path("out") / f"{fault}-{request.pair.name}-{request.mode}").absolute()
+    check_folder(folder)
+    check_file(json)
     from harness.cli import render
     from harness.experiment import reproduce
     from harness.store import harness_home
 
-    home = harness_home()
-    folder = (out or Path("out") / f"{fault}-{request.pair.name}-{request.mode}").absolute()
-    with progress(quiet=quiet) as shown:
-        experiment = reproduce(
-            request,
-            home,
-            workers=workers or len(os.sched_getaffinity(0)),
-            prepare_progress=shown.prepare,
-            arm_progress=shown.arm,
-        )
-    report = folder / "report.html"
-    tracking = publish(experiment, home, report)
+    home, report = harness_home(), folder / "report.html"
+    with interruptible(), clean_stdout():
+        with progress(quiet=quiet) as shown:
+            experiment = reproduce(
+                request,
+                home,
+                workers=workers or usable_cpus(),
+                prepare_progress=shown.prepare,
+                arm_progress=shown.arm,
+            )
+        tracking = publish(experiment, home, report)
     data = render.to_json(experiment, report, tracking)
-    write_json(data, str(folder / "fidelity.json"))
     if json is not None:
         write_json(data, json)
     if json != "-":
         render.show(experiment, report, tracking)
+    render.show_failures(experiment, debug=bool(ctx.obj))
     raise typer.Exit(EXIT.get(experiment.verdict, 1))
+
+
+def usable_cpus() -> int:
+    """Number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def build_request(
@@ -88,81 +109,106 @@ def build_request(
     """
     from harness.catalogue import find
     from harness.plan import Request
-    from harness.seams import Schedule
     from harness.spec import PairSpec, load_pair, validate
 
     spec = find(fault)
     given = parse_settings(settings, ("fault", "rl", "schedule"))
     base = load_pair(pair)
-    changes: dict[str, Any] = {"rl": {**base.rl.model_dump(), **given["rl"]}}
-    changes["steps"] = base.steps if steps is None else steps
-    asked = base.onset if onset is None else onset
-    changes["onset"] = min(max(asked, 1), changes["steps"] - 1)
-    changed = validate(PairSpec, {**base.model_dump(), **changes}, f"pair {base.name} with --set, --steps and --onset")
-    options = dict(given["fault"])
-    if "severity" in options and "severity" not in spec.defaults:
-        if spec.severity is None:
-            raise UsageError(f"fault {fault} has no severity; its options: {', '.join(spec.defaults) or 'none'}")
-        options[spec.severity] = options.pop("severity")
-    try:
-        schedule = Schedule(**{"onset": 0 if spec.config else asked, **given["schedule"]})
-    except (TypeError, ValueError) as e:
-        raise UsageError(f"--set schedule: {e}; the keys are onset, until and every") from None
     count = base.seeds if seeds is None else seeds
+    length = base.steps if steps is None else steps
+    schedule = build_schedule(spec, base.onset, onset, length, given["schedule"])
+    changes = {
+        "rl": merged(base.rl.model_dump(), given["rl"]),
+        "steps": length,
+        "onset": min(max(schedule.onset, 1), length - 1),  # a fault may sleep for ever; the pair's onset may not
+    }
     return Request(
-        pair=changed,
-        fault=spec.ref(options, schedule),
+        pair=validate(PairSpec, {**base.model_dump(), **changes}, f"pair {base.name} with --set, --steps and --onset"),
+        fault=spec.ref(fault_options(spec, given["fault"]), schedule),
         mode=mode or spec.mode,
         engine=engine or ("deepspeed" if spec.engine == "deepspeed" else "torch"),
         seeds=tuple(range(seed_start, seed_start + count)),
     )
 
 
+def fault_options(spec: FaultSpec, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options given with ``--set fault.``, ``severity`` replaced by the option that it stands for.
+
+    Raises:
+        UsageError: If the fault has no severity, or it is given under both of its names.
+    """
+    options = dict(given)
+    if "severity" not in options or "severity" in spec.defaults:
+        return options
+    if spec.severity is None:
+        raise UsageError(f"fault {spec.name} has no severity; its options: {', '.join(spec.defaults) or 'none'}")
+    if spec.severity in options:
+        raise UsageError(f"fault.severity and fault.{spec.severity} are one option of fault {spec.name}; give one")
+    options[spec.severity] = options.pop("severity")
+    return options
+
+
+def build_schedule(spec: FaultSpec, usual: int, asked: int | None, steps: int, given: dict[str, Any]) -> Schedule:
+    """Return when the fault is awake.
+
+    Args:
+        spec: The fault; one that rewrites the configuration acts from the first step on and has no schedule.
+        usual: The pair's onset.
+        asked: The onset of ``--onset``; it may lie beyond the last step.
+        steps: Steps of an arm.
+        given: ``--set schedule.``
+
+    Raises:
+        UsageError: If a key or a value does not fit, or nobody asked for an onset and the pair's is too late.
+    """
+    from harness.seams import Schedule
+
+    for key, value in given.items():
+        if key not in SCHEDULE:
+            raise unknown("key in --set schedule:", key, SCHEDULE)
+        if type(value) is not int and not (key == "until" and value is None):
+            raise UsageError(f"--set schedule.{key} must be a whole number, got {value!r}")
+    if spec.config:
+        if asked or any(given.get(key, fixed) != fixed for key, fixed in SCHEDULE.items()):
+            raise UsageError(
+                f"fault {spec.name} rewrites the configuration before the first step; it has no other onset or schedule"
+            )
+        return Schedule(0)
+    onset = given.get("onset", asked)
+    if onset is None and usual >= steps:
+        raise UsageError(f"with --steps {steps} the pair's onset {usual} is never reached; add --onset")
+    try:
+        return Schedule(**{"onset": usual if onset is None else onset, **given})
+    except ValueError as e:
+        raise UsageError(f"--set schedule: {e}") from None
+
+
 def publish(experiment: Experiment, home: Path, report: Path) -> TrackingRef | None:
-    """Log to MLflow and write the report; a tracking server that does not answer costs a warning, not the result."""
+    """Write report and JSON, then log to MLflow: a server that does not answer costs a warning, not the result."""
     from harness.cli import render
     from harness.report import write_report
-    from harness.tracking import TrackedArm, log_experiment
+    from harness.tracking import log_experiment
 
-    request = experiment.request
-    tags = {
-        "fault": request.fault.name,
-        "pair": request.pair.name,
-        "mode": request.mode,
-        "engine": request.engine,
-        "verdict": experiment.verdict,
-        **{f"version.{name}": value for name, value in experiment.versions.items()},
-    }
+    target = str(report.with_name("fidelity.json"))
     write_report(experiment, report)
-    facts = render.numbers(experiment)
-    path = report.with_name("reason.md")
-    write_text(path, f"**{experiment.verdict}**: {experiment.reason}\n")
-    arms = [
-        TrackedArm(
-            label=arm.label,
-            tags={"arm": f"{arm.model}/{arm.condition}", "seed": str(arm.seed)},
-            trace=stored.trace(),
-            trace_path=stored.trace_path,
-            metrics={f"cost/{k}": float(v) for k, v in stored.sidecar.items() if isinstance(v, (int, float))},
-        )
-        for arm, stored in experiment.runs
-    ]
+    write_json(render.to_json(experiment, report, None), target)
+    request = experiment.request
     try:
         tracking = log_experiment(
             home,
             experiment=f"harness/{request.pair.name}",
             name=f"{request.fault.name} {request.mode}",
-            tags=tags,
+            tags=render.tags(experiment),
             params={"fault": request.fault.to_dict(), "seeds": request.seeds, "rl": request.pair.rl.model_dump_json()},
-            metrics=facts,
-            arms=arms,
+            metrics=render.numbers(experiment),
+            arms=render.arms(experiment),
             artifacts=[report],
-            note=path.read_text(encoding="utf-8"),
+            note=f"**{experiment.verdict}**: {experiment.reason}\n",
         )
-    except HarnessError as e:
-        typer.echo(f"harness: warning: {e}; the result is in {report.parent}", err=True)
+    except Exception as e:  # whatever happens to the log, the result is there
+        sentence = str(e) if isinstance(e, HarnessError) else f"MLflow logging failed: {type(e).__name__}: {e}"
+        typer.echo(f"harness: warning: {' '.join(sentence.split())}; the result is in {report.parent}", err=True)
         return None
-    finally:
-        path.unlink(missing_ok=True)
     write_report(experiment, report, tracking=tracking)
+    write_json(render.to_json(experiment, report, tracking), target)
     return tracking

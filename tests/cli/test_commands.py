@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import __version__, cli
+from harness import __version__
 from tests.cli.test_run import run
 
 HEAVY = {"torch", "transformers", "numpy", "pandas", "pyarrow", "mlflow", "plotly", "sklearn", "scipy", "deepspeed"}
@@ -85,6 +85,52 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch:
     assert "missing: pip install no-such-library" in out
 
 
+def test_doctor_says_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.cli import machine
+    from harness.rl import device
+
+    def broken() -> list[device.Device]:
+        raise OSError("libtorch.so: cannot open")
+
+    monkeypatch.setenv("HARNESS_HOME", str(tmp_path))
+    monkeypatch.setattr(device, "devices", broken)
+    monkeypatch.setattr(machine, "LEAST_FREE_GB", 1e12)
+    code, out, _ = run(["doctor"], capsys)
+    assert code == 3
+    assert "problem: torch is installed but cannot be loaded (OSError: libtorch.so: cannot open): reinstall it" in out
+    assert f"problem: {tmp_path} has " in out
+    assert "free some space, or set HARNESS_HOME" in out
+
+
+def test_ui_runs_the_server_and_reports_its_failure(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness import tracking
+
+    asked = []
+    monkeypatch.setenv("HARNESS_HOME", str(tmp_path))
+    monkeypatch.setattr(tracking, "serve", lambda home, port: asked.append((home, port)) or len(asked) - 1)
+    code, out, err = run(["ui", "--port", "5055"], capsys)
+    assert (code, out) == (0, "")
+    assert "http://127.0.0.1:5055" in err
+    assert run(["ui"], capsys)[0] == 3
+    assert asked == [(tmp_path, 5055), (tmp_path, 5000)]
+    assert run(["ui", "--port", "0"], capsys)[0] == 2
+
+
+def test_faults_json_to_a_file_keeps_the_list(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "faults.json"
+    code, out, _ = run(["faults", "list", f"--json={target}"], capsys)
+    assert code == 0
+    names = [f["name"] for f in json.loads(target.read_text(encoding="utf-8"))["faults"]]
+    assert sorted(line.split()[1] for line in out.splitlines()) == sorted(names)
+    code, out, _ = run(["faults", "show", "noop", f"--json={target}"], capsys)
+    assert out.startswith("noop (controls)")
+    assert json.loads(target.read_text(encoding="utf-8"))["faults"][0]["remedy"] is None
+
+
 def test_proxy_build(capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path) -> None:
     out_folder = tmp_path / "proxy"
     argv = ["proxy", "build", str(checkpoint), "--experts", "4", "--out", str(out_folder), "--sequences", "16"]
@@ -96,6 +142,10 @@ def test_proxy_build(capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_p
     assert json.loads(out)["schema"] == "harness/proxy@1"
     for words, message in [
         (["proxy", "build", "/nowhere", "--experts", "4", "--out", str(tmp_path / "x")], "/nowhere is not a folder"),
+        (
+            ["proxy", "build", "tiny-qwen3", "--experts", "4", "--out", str(tmp_path / "x")],
+            "unknown checkpoint folder or original 'tiny-qwen3'; did you mean 'tiny-qwen3-moe'",
+        ),
         ([*argv[:-2], "--strategy", "facilty"], "the nearest are: facility"),
         ([*argv[:4], "1", "--out", str(tmp_path / "x")], "num_experts_per_tok = 2"),
     ]:
@@ -109,4 +159,19 @@ def test_debug_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
         code, _, err = run(argv, capsys)
         assert code == 2
         assert "Traceback" in err
-    assert callable(cli.main)
+
+
+def test_a_proxy_needs_a_tokenizer(capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((checkpoint / name).read_bytes())
+    code, _, err = run(["proxy", "build", str(bare), "--experts", "4", "--out", str(tmp_path / "x")], capsys)
+    assert code == 2
+    assert f"{bare} has no tokenizer (none of tokenizer.json, " in err
+    assert not (tmp_path / "x").exists()
+    (bare / "tokenizer.json").write_text("{", encoding="utf-8")
+    code, _, err = run(["proxy", "build", str(bare), "--experts", "4", "--out", str(tmp_path / "x")], capsys)
+    assert code == 2
+    assert f"{bare} has a tokenizer that cannot be loaded" in err
+    assert not (tmp_path / "x").exists()

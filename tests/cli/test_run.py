@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-import math
-from html.parser import HTMLParser
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from harness import cli, experiment, tracking
 from harness.cli.run import build_request
 from harness.errors import MachineError, UsageError
-from harness.report import write_report
+from harness.spec import load_pair
 from harness.trace import read_parquet
 from tests.cli import fakes
 
@@ -106,11 +105,26 @@ def test_exit_status_follows_the_verdict(
     assert json.loads((tmp_path / "out" / "fidelity.json").read_text())["verdict"] == verdict
 
 
-@pytest.mark.parametrize("verdict", ["PARTIAL", "NOT_REPRODUCED", "NO_EFFECT", "VOID"])
-def test_every_other_verdict_says_no(verdict: str) -> None:
-    from harness.cli.run import EXIT
-
-    assert EXIT.get(verdict, 1) == 1
+@pytest.mark.parametrize(
+    ("verdict", "status"),
+    [
+        ("REPRODUCED", 0),
+        ("PARTIAL", 1),
+        ("NOT_REPRODUCED", 1),
+        ("NO_EFFECT", 1),
+        ("VOID", 1),
+        ("CRASHED", 3),
+        ("INCONCLUSIVE", 4),
+    ],
+)
+def test_every_verdict_has_its_status(
+    verdict: Any, status: int, fake: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = fakes.experiment(tmp_path / "runs")
+    assert found.report is not None
+    fake["make"] = lambda: replace(found, report=replace(found.report, verdict=verdict))
+    code, out, _ = run(["run", "--fault", "grad_overflow", "--out", str(tmp_path / "out"), "--json"], capsys)
+    assert (code, json.loads(out)["verdict"]) == (status, verdict)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +139,27 @@ def test_every_other_verdict_says_no(verdict: str) -> None:
         (["--fault", "grad_overflow", "--set", "x"], "not of the form group.key=value"),
         (["--fault", "noop", "--set", "fault.severity=2"], "has no severity"),
         (["--fault", "noop", "--set", "schedule.every=0"], "every >= 1"),
+        (
+            ["--fault", "noop", "--set", "schedule.untl=9"],
+            "unknown key in --set schedule: 'untl'; did you mean 'until'",
+        ),
+        (["--fault", "noop", "--set", "schedule.until=soon"], "schedule.until must be a whole number, got 'soon'"),
+        (["--fault", "noop", "--set", "schedule.onset=true"], "schedule.onset must be a whole number, got True"),
+        (["--fault", "noop", "--steps", "4"], "with --steps 4 the pair's onset 8 is never reached; add --onset"),
+        (["--fault", "grad_overflow", "--set", "fault.severity=.inf"], "the value must be finite"),
+        (["--fault", "grad_overflow", "--set", "fault.severity=[1"], "the value is not a YAML scalar"),
+        (
+            ["--fault", "grad_overflow", "--set", "fault.severity=2", "--set", "fault.multiplier=3"],
+            "fault.severity and fault.multiplier are one option of fault grad_overflow",
+        ),
+        (["--fault", "noop", "--set", "rl.trainer.dtyp=x"], "did you mean 'rl.trainer.dtype'"),
+        (["--fault", "noop", "--set", "rl.lr=1", "--set", "rl.lr.x=2"], "lr was given a value of its own"),
+        (["--fault", "noop", "--set", "rl..lr=2"], "not of the form group.key=value"),
+        (["--fault", "deepspeed_clipping_default", "--onset", "5"], "it has no other onset or schedule"),
+        (["--fault", "deepspeed_clipping_default", "--set", "schedule.every=2"], "it has no other onset or schedule"),
+        (["--fault", "noop", "--json="], "--json= needs the name of a file"),
+        (["--fault", "noop", "--json=/"], "--json=/ is a folder"),
+        (["--fault", "noop", "--out", "/dev/null/x"], "/dev/null/x cannot be made: /dev/null is not a folder"),
         (["--fault", "deepspeed_clipping_default", "--engine", "torch"], "needs the deepspeed engine"),
     ],
 )
@@ -159,6 +194,15 @@ def test_settings_reach_the_request() -> None:
     assert build_request(
         "deepspeed_clipping_default", "tiny-qwen3-moe", None, 0, None, None, [], None, None
     ).engine == ("deepspeed")
+    config = build_request("deepspeed_clipping_default", "tiny-qwen3-moe", None, 0, 4, 0, [], None, None)
+    assert (config.fault.schedule.onset, config.pair.steps) == (0, 4)
+    nested = build_request(
+        "noop", "tiny-qwen3-moe", None, 0, None, None, ["rl.trainer.dtype=bfloat16", "schedule.onset=3"], None, None
+    )
+    usual = load_pair("tiny-qwen3-moe").rl
+    assert nested.pair.rl.trainer == usual.trainer.model_copy(update={"dtype": "bfloat16"})
+    assert nested.pair.rl.rollout == usual.rollout
+    assert (nested.fault.schedule.onset, nested.pair.onset) == (3, 3)
 
 
 def test_interrupt_crash_and_debug(
@@ -197,47 +241,6 @@ def test_tracking_that_fails_costs_a_warning_and_not_the_result(
     assert "harness: warning: MLflow at http://x could not be written" in err
     assert "REPRODUCED" in out
     assert json.loads((tmp_path / "out" / "fidelity.json").read_text())["mlflow"] is None
-
-
-class Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.text: list[str] = []
-        self.scripts = 0
-        self.loads: list[str] = []
-        self.inside = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.inside = tag
-        self.scripts += tag == "script"
-        self.loads += [v for k, v in attrs if k in ("src", "href") and v]
-
-    def handle_data(self, data: str) -> None:
-        if self.inside not in ("script", "style"):
-            self.text.append(data)
-
-
-def test_report_is_one_offline_page_that_escapes_what_it_shows(tmp_path: Path) -> None:
-    found = fakes.experiment(tmp_path / "runs")
-    page = Page()
-    source = write_report(found, tmp_path / "report.html").read_text(encoding="utf-8")
-    page.feed(source)
-    text = " ".join(page.text)
-    assert page.loads == []
-    assert "REPRODUCED" in text
-    assert found.reason in text
-    assert "becomes inf at step 8" in text
-    assert "step 8" in text
-    assert source.count("Plotly.newPlot(") >= 4  # loss, grad_norm, entropy, and the one with the odd name
-    assert "<script>1" not in source
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
-    assert math.isfinite(page.scripts)
-
-
-def test_report_of_a_crash_says_what_failed(tmp_path: Path) -> None:
-    source = write_report(fakes.experiment(tmp_path, crash=True), tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "CRASHED" in source
-    assert "original/tape seed 0 failed: its process died (exit code -9), 2 times" in source
 
 
 def test_a_fault_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,7 +238,8 @@ def severity_to_trip(
     """
     fault = find(request.fault.name)
     metrics = [c.metric for c in fault.expects if isinstance(c, NonFinite)]
-    if not fault.threshold or not metrics or fault.severity is None:
+    reached = request.fault.schedule.onset < request.pair.steps
+    if not fault.threshold or not metrics or fault.severity is None or not reached:
         return None
     full = float(dict(request.fault.options)[fault.severity])
     bounds = {model: [-1, 2 * HALVINGS + 1] for model in ("original", "proxy")}  # half-octaves below: trips, does not

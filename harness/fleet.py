@@ -65,7 +65,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Event:
-    """Something happened to a job: ``start``, ``step``, ``done``, ``failed`` or ``retry``."""
+    """Something happened to a job: ``start``, ``step``, ``done``, ``failed`` or ``retry``.
+
+    ``queued`` comes first and once, with the number of jobs as ``total``.
+    """
 
     kind: str
     key: str
@@ -124,6 +127,7 @@ class Fleet:
     def run(self, jobs: Sequence[Job]) -> dict[str, Any]:
         """Run the jobs; returns result or ``Failure`` by key."""
         state = _State(sorted(jobs, key=lambda j: (-j.weight, jobs.index(j))))
+        self._progress(Event("queued", "", "", total=len(jobs)))
         with _environment(ENVIRONMENT):
             try:
                 while state.waiting or any(w.job for w in self._workers):

@@ -57,10 +57,11 @@ def tracking_uri(home: Path) -> str:
 def _client(home: Path) -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # its own default makes a dead server cost minutes
     from mlflow import MlflowClient
 
+    for name in ("mlflow", "mlflow.store.db.utils", "alembic"):  # importing mlflow sets them to INFO
+        logging.getLogger(name).setLevel(logging.ERROR)
     return MlflowClient(tracking_uri(home))
 
 

@@ -73,12 +73,15 @@ def figure(source: str, metric: str) -> list[dict[str, Any]]:
     return curves
 
 
-def changed(found: Experiment, model: str, seed: int, step: int, metric: str, value: float) -> Experiment:
-    """The same experiment, with one value of one faulted arm replaced."""
+def changed(
+    found: Experiment, model: str, seed: int, step: int, metric: str, value: float, condition: str = "faulted"
+) -> Experiment:
+    """The same experiment, with one value of one arm replaced."""
     arms = found.sets[model]
-    records = [StepRecord(r.step, {**r.metrics, metric: value}) if r.step == step else r for r in arms.faulted[seed]]
-    faulted = {**arms.faulted, seed: Trace(records)}
-    return replace(found, sets={**found.sets, model: replace(arms, faulted=faulted)})
+    before = getattr(arms, condition)
+    records = [StepRecord(r.step, {**r.metrics, metric: value}) if r.step == step else r for r in before[seed]]
+    after: dict[str, Any] = {condition: {**before, seed: Trace(records)}}
+    return replace(found, sets={**found.sets, model: replace(arms, **after)})
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +216,8 @@ def test_without_a_comparison_plain_differences_are_drawn(found: Experiment, tmp
     report = replace(found.report, verdict="VOID", symptoms={}, fidelity={}, onset_lags={}, size_ratios={})
     short = {0: found.sets["original"].faulted[0].window(0, 20)}  # an arm that ended early, seeds that are not there
     arms = replace(found.sets["original"], faulted=short)
-    source, seen = write(replace(found, report=report, sets={**found.sets, "original": arms}), tmp_path)
+    void = replace(found, report=report, sets={**found.sets, "original": arms})
+    source, seen = write(changed(void, "proxy", 0, 12, "loss", math.nan, "null"), tmp_path)
     assert seen.title.endswith("VOID")
     curves = figure(source, "loss")
     (drawn,) = [c for c in curves if c.get("name") == "faulted - clean, seed 0" and c["xaxis"] == "x3"]
@@ -221,6 +225,10 @@ def test_without_a_comparison_plain_differences_are_drawn(found: Experiment, tmp
     assert drawn["x"] == list(range(20))
     assert drawn["y"] == [f - c for f, c in zip(faulted, clean[:20], strict=True)]  # type: ignore[operator]
     assert len([c for c in curves if c.get("name", "").startswith("faulted - clean")]) == 1 + 3
+    lower, upper = (c["y"][12] for c in curves if c["xaxis"] == "x4" and c["line"]["width"] == 0)
+    proxy = found.sets["proxy"]
+    others = [proxy.null[seed].column("loss")[12] - proxy.clean[seed].column("loss")[12] for seed in (1, 2)]  # type: ignore[operator]
+    assert (lower, upper) == (min(others), max(others))
 
 
 def test_a_page_that_cannot_be_made_leaves_the_old_one(

@@ -22,6 +22,7 @@ class Progress:
         self._stage: tuple[str, Any] | None = None
         self._arms: dict[str, Any] = {}
         self._total: Any = None
+        self._expected = 0
 
     def prepare(self, what: str, done: int, total: int) -> None:
         """Show how far the making of the two models is; a stage ends when the next begins."""
@@ -39,6 +40,10 @@ class Progress:
         self._end_stage()
         if self._total is None:
             self._total = self._bars.add_task(TOTAL, total=None)
+        if event.kind == "queued":
+            self._expected += event.total
+            self._bars.update(self._total, total=self._expected)
+            return
         if event.kind in ("start", "step"):
             if event.key not in self._arms:
                 self._arms[event.key] = self._bars.add_task(event.label, total=event.total or None)

@@ -14,7 +14,6 @@ from harness.errors import UsageError, unknown
 if TYPE_CHECKING:
     from harness.pairs import Progress as Report
 
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 app = typer.Typer(no_args_is_help=True, help="Build expert-pruned proxies.")
 
 
@@ -47,6 +46,8 @@ def build(
 
 
 def _build(source: str, experts: int, out: Path, strategy: str, sequences: int, shown: Progress) -> dict[str, Any]:
+    from harness.pairs import calibration
+    from harness.spec import TaskSpec
     from proxies.build import build as build_proxy
     from proxies.checkpoint import CheckpointError
     from proxies.select import strategy as check_strategy
@@ -56,7 +57,7 @@ def _build(source: str, experts: int, out: Path, strategy: str, sequences: int, 
         check_strategy(strategy)
         folder = _folder(source, shown.prepare)
         check_loadable(folder)
-        batches = _calibration(folder, sequences)
+        batches = calibration(folder, TaskSpec(), sequences)
         return build_proxy(folder, out, experts, batches, strategy_name=strategy, progress=shown.prepare)
     except CheckpointError as e:
         raise UsageError(str(e)) from e
@@ -71,18 +72,3 @@ def _folder(source: str, report: Report) -> Path:
     if source not in recipe_names():
         raise unknown("checkpoint folder or original", source, recipe_names())
     return ensure_original(source, harness_home(), lambda step, total, _: report("training the original", step, total))
-
-
-def _calibration(folder: Path, sequences: int) -> Any:
-    from transformers import AutoTokenizer
-
-    from harness.rl.tasks import calibration_batches
-    from harness.spec import TaskSpec
-
-    if not any((folder / name).is_file() for name in TOKENIZER):  # transformers would make up an empty one
-        raise UsageError(f"{folder} has no tokenizer (none of {', '.join(TOKENIZER)}); save it with the checkpoint")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{folder} has a tokenizer that cannot be loaded: {e}") from e
-    return calibration_batches(TaskSpec(), tokenizer, sequences, seed=0)

@@ -94,9 +94,12 @@ def test_names_are_printed_as_they_are(
 ) -> None:
     found = fakes.experiment(tmp_path / "runs")
     pair = found.request.pair.model_copy(update={"name": "[bold]x[/] :boom:"})
-    fake["make"] = lambda: replace(found, request=replace(found.request, pair=pair))
+    assert found.report is not None
+    report = replace(found.report, reason="[red]because[/] :boom: 1.5")
+    fake["make"] = lambda: replace(found, request=replace(found.request, pair=pair), report=report)
     _, out, _ = run(argv(tmp_path), capsys)
     assert "grad_overflow on [bold]x[/] :boom: (replay)" in out
+    assert "REPRODUCED: [red]because[/] :boom: 1.5" in out
 
 
 def test_the_table_tells_structural_from_not_measured(

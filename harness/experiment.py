@@ -18,6 +18,7 @@ from harness.inject import stages_of
 from harness.rl.engines import OWNED
 from harness.seams import Config
 from harness.store import Store, StoredRun
+from harness.trace import first_difference
 
 if TYPE_CHECKING:
     from harness.fidelity import ArmSet, FidelityReport
@@ -110,7 +111,7 @@ def reproduce(
         UsageError: If the fault does not fit the engine or the models.
         AbilityError: If the proxy is not able enough.
     """
-    from harness.fidelity import compare
+    from harness.fidelity import FidelityReport, compare
 
     fault = find(request.fault.name)
     check(request, fault)
@@ -130,6 +131,11 @@ def reproduce(
         lambda probes: run_arms(probes, store, workers, arm_progress),
     )
     sets = {model: arm_set(model, runs, fault) for model in ("original", "proxy")}
+    reason = twin_difference(runs)
+    if reason is not None:
+        fired_steps = {model: sum(arms.fired.values()) for model, arms in sets.items()}
+        report = FidelityReport("VOID", reason, request.mode, request.fault.schedule.onset, fired_steps)
+        return Experiment(request, report, (), runs, ability, trips, sets)
     report = compare(
         sets["original"],
         sets["proxy"],
@@ -202,6 +208,18 @@ def arm_set(model: str, runs: tuple[tuple[Arm, StoredRun], ...], fault: FaultSpe
         null={s: by["null", s].trace() for s in seeds},
         fired={s: fired(fault, by["faulted", s], clean[s]) for s in seeds},
     )
+
+
+def twin_difference(runs: tuple[tuple[Arm, StoredRun], ...]) -> str | None:
+    """Say where a second clean run differs from the first; None if none does, or none was asked for."""
+    clean = {(a.model, a.seed): r for a, r in runs if a.condition == "clean"}
+    for arm, twin in runs:
+        if arm.condition == "twin" and twin.digest != clean[arm.model, arm.seed].digest:
+            found = first_difference(clean[arm.model, arm.seed].trace(), twin.trace())
+            where = f"{found[1]} at step {found[0]}" if found else "their digests"
+            who = f"two clean runs of the {arm.model} at seed {arm.seed}"
+            return f"{who} differ in {where}, so no difference means anything"
+    return None
 
 
 def fired(fault: FaultSpec, faulted: StoredRun, clean: StoredRun) -> int:

@@ -121,7 +121,8 @@ def _experiment(client: Any, name: str, home: Path) -> str:
         return str(found.experiment_id)
     local = "MLFLOW_TRACKING_URI" not in os.environ
     location = (home / "mlartifacts").as_uri() if local else None
-    return str(client.create_experiment(name, artifact_location=location))
+    tags = {"mlflow.experimentKind": "custom_model_development"}  # the page opens on runs and curves, not on agents
+    return str(client.create_experiment(name, artifact_location=location, tags=tags))
 
 
 def _finite(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, float, int]]:

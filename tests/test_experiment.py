@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import experiment
+from harness.catalogue import find
+from harness.errors import UsageError
+from harness.fleet import Failure
+from harness.pairs import Prepared
+from harness.plan import NULL, Planner, Request, plan, severity_probe
+from harness.seams import Schedule
+from harness.spec import load_pair
+from harness.store import Store, StoredRun
+from harness.trace import StepRecord, Trace, write_parquet
+
+
+def request(fault: str, mode: str = "replay", engine: str = "torch", onset: int = 8) -> Request:
+    return Request(load_pair("tiny-qwen3-moe"), find(fault).ref(schedule=Schedule(onset)), mode, engine, (0, 1, 2))  # type: ignore[arg-type]
+
+
+def planner(asked: Request, folder: Path) -> Planner:
+    models = {name: Prepared(folder / name, name * 8) for name in ("original", "proxy")}
+    return Planner(asked, models, Store(folder / "store"))
+
+
+def test_replay_needs_tapes_and_shares_everything_but_the_faulted_arms(tmp_path: Path) -> None:
+    first, second = request("grad_overflow"), request("kl_sign_flipped")
+    arms = plan(first, planner(first, tmp_path))
+    assert [(a.model, a.condition) for a in arms[:4]] == [("original", c) for c in ("tape", "clean", "null", "faulted")]
+    assert len(arms) == 2 * 3 * 4
+    tapes = {(a.model, a.seed): a.job.key for a in arms if a.condition == "tape"}
+    assert all(a.job.tape == tapes[a.model, a.seed] for a in arms if a.condition != "tape")
+    assert all(a.job.record == (a.condition == "tape") for a in arms)
+    others = plan(second, planner(second, tmp_path))
+    same = {a.job.key for a in arms} & {a.job.key for a in others}
+    assert len(same) == 2 * 3 * 3
+
+
+def test_free_mode_has_no_tape_and_its_clean_arm_is_the_tape_of_replay(tmp_path: Path) -> None:
+    free, replay = request("actor_update_omitted", "free"), request("noop")
+    arms = plan(free, planner(free, tmp_path))
+    assert {a.condition for a in arms} == {"clean", "null", "faulted"}
+    assert all(a.job.tape is None for a in arms)
+    tapes = {a.job.key for a in plan(replay, planner(replay, tmp_path)) if a.condition == "tape"}
+    assert {a.job.key for a in arms if a.condition == "clean"} == tapes
+    nulls = [a.job.spec.fault_ref for a in arms if a.condition == "null"]
+    assert {n.name for n in nulls if n} == {NULL["free"]}
+    assert {n.schedule for n in nulls if n} == {Schedule(8)}
+
+
+def test_a_configuration_fault_gets_a_second_clean_run_of_its_own(tmp_path: Path) -> None:
+    asked = request("deepspeed_clipping_default", engine="deepspeed", onset=0)
+    arms = plan(asked, planner(asked, tmp_path))
+    twins = [a for a in arms if a.condition == "twin"]
+    assert len(twins) == 6
+    assert not {a.job.key for a in twins} & {a.job.key for a in arms if a.condition == "clean"}
+    assert {a.job.spec.engine for a in arms if a.condition == "tape"} == {"torch"}
+    assert {a.job.spec.engine for a in arms if a.condition != "tape"} == {"deepspeed"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (request("deepspeed_clipping_default"), "needs the deepspeed engine; add --engine deepspeed"),
+        (request("grad_overflow", engine="deepspeed"), "needs stage clip, which engine deepspeed owns"),
+        (request("actor_update_omitted", engine="deepspeed"), "needs stage step, which engine deepspeed owns"),
+        (request("noop", onset=0), "onset must be at least 1"),
+    ],
+)
+def test_what_cannot_act_is_refused(asked: Request, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        experiment.check(asked, find(asked.fault.name))
+
+
+def stored(folder: Path, values: list[float], name: str = "run") -> StoredRun:
+    trace = Trace([StepRecord(i, {"grad_norm": v}) for i, v in enumerate(values)])
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    write_parquet(trace, folder / name / "trace.parquet")
+    return StoredRun(name, folder / name, trace.digest(), 0, {"effective": {"gradient_clipping": values[0]}})
+
+
+@pytest.mark.parametrize("threshold", [3.0, 100.0, 65536.0, 1.0])
+def test_severity_search_finds_the_threshold_to_half_an_octave(tmp_path: Path, threshold: float) -> None:
+    asked = request("grad_overflow")
+    calls: list[int] = []
+
+    def run(probes: list[Any]) -> dict[str, StoredRun | Failure]:
+        calls.append(len(probes))
+        results: dict[str, StoredRun | Failure] = {}
+        for arm in probes:
+            severity = dict(arm.job.spec.fault_ref.options)["multiplier"]
+            bad = math.inf if severity >= threshold * (2.0 if arm.model == "proxy" else 1.0) else 1.0
+            results[arm.job.key] = stored(tmp_path, [1.0, bad], f"{arm.model}-{severity}")
+        return results
+
+    plans = planner(asked, tmp_path)
+    found = experiment.severity_to_trip(asked, lambda m, s: severity_probe(asked, plans, m, s), run)
+    assert found is not None
+    assert found["original"] is not None
+    assert threshold <= found["original"] * (1 + 1e-9)
+    assert found["original"] < threshold * 2**0.5 * (1 + 1e-9)
+    assert found["proxy"] is None if threshold * 2 > 65536 else found["proxy"] == pytest.approx(2 * found["original"])
+    assert sum(calls) <= 2 * 7
+
+
+def test_no_severity_is_searched_where_there_is_none_or_the_onset_is_never_reached(tmp_path: Path) -> None:
+    for asked in (request("kl_sign_flipped"), request("grad_overflow", onset=99)):
+        assert experiment.severity_to_trip(asked, lambda *_: pytest.fail("probed"), lambda _: {}) is None
+
+
+def test_twins_that_differ_are_named(tmp_path: Path) -> None:
+    asked = request("deepspeed_clipping_default", engine="deepspeed", onset=0)
+    arms = {(a.model, a.condition, a.seed): a for a in plan(asked, planner(asked, tmp_path))}
+    clean = (arms["original", "clean", 1], stored(tmp_path, [1.0, 2.0], "clean"))
+    same = (arms["original", "twin", 1], stored(tmp_path, [1.0, 2.0], "same"))
+    other = (arms["original", "twin", 1], stored(tmp_path, [1.0, 2.5], "other"))
+    assert experiment.twin_difference((clean, same)) is None
+    reason = experiment.twin_difference((clean, other))
+    assert reason is not None
+    assert "two clean runs of the original at seed 1 differ in grad_norm at step 1" in reason
+
+
+def test_a_configuration_fault_fired_only_if_the_effective_setting_differs(tmp_path: Path) -> None:
+    fault = find("deepspeed_clipping_default")
+    clean, same = stored(tmp_path, [1.0, 2.0], "a"), stored(tmp_path, [1.0, 3.0], "b")
+    other = stored(tmp_path, [0.5, 3.0], "c")
+    assert experiment.fired(fault, same, clean) == 0
+    assert experiment.fired(fault, other, clean) == 2

@@ -101,18 +101,18 @@ class Bench:
         from harness.trace import Trace
 
         records: list[Any] = []
-        spec = RunSpec(weights="test", task=TaskSpec(), rl=rl, mode=mode, steps=steps, seed=seed)  # type: ignore[arg-type]
+        spec = RunSpec(weights="test", task=TaskSpec(), rl=rl, mode=mode, steps=steps, seed=seed)
         run = Run(spec, self.folder, records.append, self.tape if mode == "replay" else None)
         tape = run.record_tape() if record else None
         if inspect is not None:
             inspect(run)
         injection = Injection(find(fault.name), fault, run) if fault is not None else nullcontext()
         with injection:
-            steps_ = run.contexts() if fault is None else injection.steps(run.contexts())  # type: ignore[union-attr]
+            steps_ = run.contexts() if fault is None else injection.steps(run.contexts())
             loop.run(run.recorder.stages, run.recorder.steps(steps_))
         if tape is not None and record is not None:
             tape.save(record)
-        return Trace(records), 0 if fault is None else injection.fired  # type: ignore[union-attr]
+        return Trace(records), 0 if fault is None else injection.fired
 
 
 @pytest.fixture(scope="session")

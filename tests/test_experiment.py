@@ -19,7 +19,7 @@ from harness.trace import StepRecord, Trace, write_parquet
 
 
 def request(fault: str, mode: str = "replay", engine: str = "torch", onset: int = 8) -> Request:
-    return Request(load_pair("tiny-qwen3-moe"), find(fault).ref(schedule=Schedule(onset)), mode, engine, (0, 1, 2))  # type: ignore[arg-type]
+    return Request(load_pair("tiny-qwen3-moe"), find(fault).ref(schedule=Schedule(onset)), mode, engine, (0, 1, 2))
 
 
 def planner(asked: Request, folder: Path) -> Planner:

@@ -223,11 +223,11 @@ def test_without_a_comparison_plain_differences_are_drawn(found: Experiment, tmp
     (drawn,) = [c for c in curves if c.get("name") == "faulted - clean, seed 0" and c["xaxis"] == "x3"]
     clean, faulted = (part[0].column("loss") for part in (arms.clean, arms.faulted))
     assert drawn["x"] == list(range(20))
-    assert drawn["y"] == [f - c for f, c in zip(faulted, clean[:20], strict=True)]  # type: ignore[operator]
+    assert drawn["y"] == [f - c for f, c in zip(faulted, clean[:20], strict=True)]
     assert len([c for c in curves if c.get("name", "").startswith("faulted - clean")]) == 1 + 3
     lower, upper = (c["y"][12] for c in curves if c["xaxis"] == "x4" and c["line"]["width"] == 0)
     proxy = found.sets["proxy"]
-    others = [proxy.null[seed].column("loss")[12] - proxy.clean[seed].column("loss")[12] for seed in (1, 2)]  # type: ignore[operator]
+    others = [proxy.null[seed].column("loss")[12] - proxy.clean[seed].column("loss")[12] for seed in (1, 2)]
     assert (lower, upper) == (min(others), max(others))
 
 

@@ -40,7 +40,7 @@ def test_key_depends_on_everything_that_decides_a_trace_and_on_the_code() -> Non
 
 def test_specs_are_frozen_and_refuse_unknown_keys() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        RLSpec().lr = 1.0  # type: ignore[misc]
+        RLSpec().lr = 1.0
     with pytest.raises(ValueError, match="learning_rate"):
         RLSpec.model_validate({"learning_rate": 1.0})
 

@@ -48,7 +48,7 @@ def experiment(folder: Path, *, crash: bool = False, seeds: int = 3, mode: str =
     fault = find("grad_overflow")
     request = Request(
         load_pair("tiny-qwen3-moe"), fault.ref(schedule=Schedule(ONSET)), mode, "torch", tuple(range(seeds))
-    )  # type: ignore[arg-type]
+    )
     if crash:
         failure = Failure("k", "original/tape seed 0", "its process died (exit code -9), 2 times", "crash")
         return Experiment(request, None, (failure,), (), {"original": 0.7, "proxy": 0.5, "chance": 0.0}, None, {})
@@ -63,7 +63,7 @@ def experiment(folder: Path, *, crash: bool = False, seeds: int = 3, mode: str =
                     (arm(request, model, condition, seed), stored(folder, model, condition, seed, by_seed[seed]))
                 )
         sets[model] = ArmSet(traces["clean"], traces["faulted"], traces["null"], dict.fromkeys(range(seeds), 16))
-    report = compare(sets["original"], sets["proxy"], mode=mode, onset=ONSET, expects=fault.expects)  # type: ignore[arg-type]
+    report = compare(sets["original"], sets["proxy"], mode=mode, onset=ONSET, expects=fault.expects)
     ability = {"original": 0.7, "proxy": 0.5, "chance": 0.0}
     return Experiment(request, report, (), tuple(runs), ability, {"original": 11.3, "proxy": None}, sets)
 

@@ -127,7 +127,7 @@ def test_configuration_fault_changes_its_key_and_nothing_else(fault: FaultSpec, 
     before = dict(config)
     new = rewrite_config(fault, fault.ref(), config)
     assert config == before
-    key = fault.seam.key  # type: ignore[union-attr]
+    key = fault.seam.key
     assert new.get(key) != config.get(key)
     assert {k: v for k, v in new.items() if k != key} == {k: v for k, v in config.items() if k != key}
 

@@ -97,13 +97,13 @@ def test_advantages_by_hand() -> None:
     batch = batch_of([1, 1, 1, 1]).with_(rewards=torch.tensor([0.0, 1.0, 0.5, 0.5]))
     ctx = type("Ctx", (), {"rl": RLSpec()})
     std = math.sqrt(0.5)  # of 0 and 1, with n - 1
-    found = grpo.advantage(ctx, batch).advantages  # type: ignore[arg-type]
+    found = grpo.advantage(ctx, batch).advantages
     assert found is not None
     assert found.tolist() == pytest.approx([-0.5 / (std + 1e-4), 0.5 / (std + 1e-4), 0.0, 0.0])
     ctx = type("Ctx", (), {"rl": RLSpec(algorithm="ppo")})
     centred = [-0.5, 0.5, 0.0, 0.0]
     whole = math.sqrt(sum(c * c for c in centred) / 3)
-    assert grpo.advantage(ctx, batch).advantages.tolist() == pytest.approx([c / whole for c in centred])  # type: ignore[arg-type,union-attr]
+    assert grpo.advantage(ctx, batch).advantages.tolist() == pytest.approx([c / whole for c in centred])
 
 
 def test_log_probabilities_and_entropy_against_torchs_distribution() -> None:
@@ -182,7 +182,7 @@ def test_stages_run_in_the_order_of_the_house() -> None:
 
     table = Stages({s: stage(s.value) for s in Stage})
     ctx = type("Ctx", (), {"rl": RLSpec(prompts_per_step=2, group_size=2, updates_per_rollout=2, micro_batches=2)})
-    loop.run(table, [ctx])  # type: ignore[list-item]
+    loop.run(table, [ctx])
     head = ["prompts", "rollout", "rollout_logprobs", "reward", "advantage", "old_logprobs"]
     micro = ["logprobs", "loss", "scale", "backward"]
     tail = ["reduce", "unscale", "clip", "step"]

@@ -107,6 +107,13 @@ class Spikes(Claim):
     phrase: ClassVar[str] = "spikes"
 
 
+@dataclass(frozen=True)
+class Scatters(Claim):
+    """The metric leaves its clean twin, up in one step or seed and down in another."""
+
+    phrase: ClassVar[str] = "scatters"
+
+
 CLAIMS: dict[str, type[Claim]] = {
-    kind.__name__: kind for kind in (Falls, Rises, NonFinite, Flat, Zero, Stays, Shifts, Spikes)
+    kind.__name__: kind for kind in (Falls, Rises, NonFinite, Flat, Zero, Stays, Shifts, Spikes, Scatters)
 }

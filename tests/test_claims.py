@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from harness.claims import CLAIMS, Claim, Falls, Flat, NonFinite, Rises, Shifts, Spikes, Stays, Zero
+from harness.claims import CLAIMS, Claim, Falls, Flat, NonFinite, Rises, Scatters, Shifts, Spikes, Stays, Zero
 from harness.errors import UsageError
 
 
 def test_each_word_reads_as_a_sentence():
-    assert [str(kind("kl")) for kind in (Falls, Rises, NonFinite, Flat, Zero, Stays, Shifts, Spikes)] == [
+    assert [str(kind("kl")) for kind in (Falls, Rises, NonFinite, Flat, Zero, Stays, Shifts, Spikes, Scatters)] == [
         "kl falls",
         "kl rises",
         "kl becomes non-finite",
@@ -16,6 +16,7 @@ def test_each_word_reads_as_a_sentence():
         "kl does not respond",
         "kl shifts",
         "kl spikes",
+        "kl scatters",
     ]
     assert str(NonFinite("grad_norm")) == "grad_norm becomes non-finite"
 
@@ -29,7 +30,7 @@ def test_json_round_trip(kind):
 
 
 def test_same_metric_with_another_word_is_another_claim():
-    assert len({kind("loss") for kind in CLAIMS.values()}) == 8
+    assert len({kind("loss") for kind in CLAIMS.values()}) == 9
     assert Falls("loss") != Rises("loss")
 
 

@@ -1,7 +1,7 @@
 """Average of micro-batch means in place of one mean."""
 
 from harness.catalogue import fault
-from harness.claims import Shifts
+from harness.claims import Scatters
 from harness.seams import Stage
 
 
@@ -13,7 +13,7 @@ from harness.seams import Stage
         "https://github.com/huggingface/transformers/issues/24725",
         "https://github.com/NVIDIA/Megatron-LM/issues/4590",
     ],
-    expects=[Shifts("loss")],
+    expects=[Scatters("loss"), Scatters("grad_norm")],
 )
 def loss_mean_over_microbatches(clean):
     """Each micro-batch is normalised by its own token count, and the means are averaged.
@@ -21,7 +21,7 @@ def loss_mean_over_microbatches(clean):
     What breaks: a token in a micro-batch of short responses weighs more than one in a micro-batch of long ones, so the
         loss depends on how the mini-batch was split.
     In the wild: several trainers, each fixed by one token count for the whole mini-batch.
-    Looks like: loss and gradient norm change with the spread of response lengths; everything else looks healthy.
+    Looks like: loss and gradient norm differ a little at every step, up or down with the lengths of the responses.
     """
 
     def faulty(ctx, forward):

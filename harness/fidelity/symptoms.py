@@ -297,6 +297,8 @@ def holds(claim: claims.Claim, symptom: Symptom, thresholds: Thresholds = DEFAUL
         return symptom.kind == "nonfinite"
     if isinstance(claim, claims.Spikes):
         return symptom.kind == "spike"
+    if isinstance(claim, claims.Scatters):
+        return symptom.kind == "spread_change"
     if isinstance(claim, claims.Zero):
         return symptom.which == "zero"
     if isinstance(claim, claims.Stays):

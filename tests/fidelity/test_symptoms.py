@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.claims import Claim, Falls, Flat, NonFinite, Rises, Shifts, Spikes, Stays, Zero
+from harness.claims import Claim, Falls, Flat, NonFinite, Rises, Scatters, Shifts, Spikes, Stays, Zero
 from harness.fidelity import Symptom, holds
 from harness.fidelity.align import stack
 from harness.fidelity.evidence import gather, pooled
@@ -195,6 +195,7 @@ def made(kind, sign=0, which=None, gain=(0.0, 0.0)):
         (Stays("kl"), made("none"), made("spread_change")),
         (Shifts("kl"), made("level_shift", -1), made("none")),
         (Spikes("kl"), made("spike", 1), made("level_shift", 1)),
+        (Scatters("kl"), made("spread_change", 0), made("level_shift", 1)),
         (Flat("kl"), made("frozen", 0, "constant"), made("none", gain=(0.5, 0.4))),
         (Flat("reward"), made("drift", -1, gain=(3.0, 0.2)), made("none", gain=(0.1, 0.0))),
     ],

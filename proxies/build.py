@@ -73,7 +73,7 @@ def build(
     existing = _existing(out, inputs)
     if existing is not None:
         return existing
-    measured = profile(source, batches, lambda done, total: progress("profiling the experts", done, total))
+    measured = profile(source, batches, lambda done, total: progress("profiling the layers", done, total))
     kept = select(measured, experts, strategy_name, options=settings, seed=seed)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -32,6 +32,12 @@ DTYPE_BYTES = {
     "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 
+# Type of the bits, and the mask of bits that are all set in NaN and infinity (for E4M3 in NaN alone).
+_EXPONENT: dict[str, tuple[str, int]] = {
+    "F64": ("<u8", 0x7FF0_0000_0000_0000), "F32": ("<u4", 0x7F80_0000), "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80), "F8_E4M3": ("u1", 0x7F), "F8_E5M2": ("u1", 0x7C),
+}  # fmt: skip
+
 # Small files that travel with the weights. Pickles (*.bin, *.pt) and code (*.py) never do.
 _COMPANIONS = (
     "generation_config.json",
@@ -179,6 +185,40 @@ def file_sha256(path: Path) -> str:
     for chunk in _pread(path, 0, path.stat().st_size):
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def read_into(info: TensorInfo, memory: Any) -> None:
+    """Read a tensor's bytes into writable memory of the same size (a uint8 array), without a copy in between."""
+    view = memoryview(memory)
+    descriptor = os.open(info.file, os.O_RDONLY)
+    try:
+        done = 0
+        while done < info.nbytes:
+            count = os.preadv(descriptor, [view[done : done + CHUNK]], info.begin + done)
+            if not count:
+                raise CheckpointError(f"{info.file} ended within tensor {info.name}; it changed while read.")
+            done += count
+    finally:
+        os.close(descriptor)
+
+
+def nonfinite_in(memory: Any, dtype: str) -> int:
+    """Number of NaN and infinite values in the bytes of a tensor; 0 for dtypes that have none.
+
+    Args:
+        memory: bytes, or a uint8 array.
+        dtype: safetensors' name of the type. Of the fp8 types E4M3 has NaN only, E5M2 both (arXiv 2209.05433).
+    """
+    import numpy as np
+
+    count = 0
+    for start in range(0, len(memory), CHUNK):
+        part = memory[start : start + CHUNK]
+        if dtype in _EXPONENT:
+            kind, mask = _EXPONENT[dtype]
+            bits = np.frombuffer(part, dtype=kind)
+            count += int(np.count_nonzero((bits & mask) == mask))
+    return count
 
 
 def checkpoint_digest(folder: Path | str) -> str:

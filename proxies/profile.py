@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from proxies.families import Family, family_of_config, positive_int
 
 if TYPE_CHECKING:
     import torch
+
+    from proxies.layerwise import Layerwise
 
 Batches = Sequence["tuple[torch.Tensor, torch.Tensor | None]"]
 
@@ -128,58 +131,138 @@ def output_norms(module: Any, expert: int, states: torch.Tensor) -> torch.Tensor
     return output.double().norm(dim=-1)
 
 
-def profile(folder: Path, batches: Batches, progress: Callable[[int, int], None] = lambda _done, _all: None) -> Profile:
-    """Run a checkpoint over calibration text and collect its profile. The whole model is held in memory.
+def profile(
+    folder: Path,
+    batches: Batches,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    *,
+    dtype: torch.dtype | None = None,
+    budget: int | None = None,
+    work: Path | None = None,
+) -> Profile:
+    """Run a checkpoint over calibration text, one layer in memory at a time, and collect its profile.
 
     Args:
         folder: checkpoint folder.
         batches: `(tokens [B, T] int64, attention_mask [B, T] or None)`; padding is left out.
-        progress: called with (batches done, all batches).
+        progress: called with (layers done, all layers).
+        dtype: type to compute in; None for the checkpoint's own.
+        budget: bytes of hidden states to hold in memory, the rest waits on disk; None for no limit.
+        work: folder that keeps finished layers, so that an interrupted run goes on where it was; None keeps nothing.
 
     Raises:
-        CheckpointError: calibration batches that cannot be used, or a model without experts.
+        CheckpointError: calibration batches that cannot be used, or a model that has no experts or cannot be run.
     """
+    from proxies.layerwise import Landing, Layerwise
+
+    checkpoint = Checkpoint.open(folder)
+    family = family_of_config(checkpoint.config)
+    check_batches(batches, positive_int(checkpoint.config, "vocab_size"))
+    runner = Layerwise(checkpoint, dtype=dtype, budget=budget, scratch=work)
+    layers = _Layers(checkpoint, family, runner, batches, work)
+    runner.run(batches, layers.visit, progress=progress, landing=None if work is None else Landing(work))
+    tokens = sum(t.numel() if m is None else int(m.sum()) for t, m in batches)
+    return Profile(layers.profiles(), tokens, calibration_digest(batches))
+
+
+class _Layers:
+    """Watches the experts of each layer while it is loaded."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, family: Family, runner: Layerwise, batches: Batches, work: Path | None
+    ) -> None:
+        self._checkpoint, self._family, self._runner, self._batches, self._work = (
+            checkpoint, family, runner, batches, work,
+        )  # fmt: skip
+        self._experts = modules_by_layer(runner.model, family, "experts")
+        self._found: dict[int, LayerProfile] = {}
+
+    def profiles(self) -> dict[int, LayerProfile]:
+        """The profiles of all layers that have experts, those of an interrupted run included."""
+        if self._work is not None:
+            for layer in sorted(set(self._experts) - set(self._found)):
+                self._found.update(Profile.load(self._path(layer)).layers)
+        return dict(sorted(self._found.items()))
+
+    @contextmanager
+    def visit(self, layer: int, _module: Any) -> Iterator[None]:
+        """Collect the profile of one layer while batches pass through it."""
+        if layer not in self._experts:
+            yield
+            return
+        module, router = self._experts[layer], router_rows(self._checkpoint, self._family, layer)
+        sums = _LayerSums(*router.shape)
+        handle = module.register_forward_pre_hook(_collector(sums, self._mask))
+        try:
+            yield
+        finally:
+            handle.remove()
+        self._found[layer] = sums.profile(router)
+        if self._work is not None:
+            Profile({layer: self._found[layer]}, 0, "").save(self._path(layer))
+
+    def _mask(self) -> torch.Tensor:
+        import torch
+
+        tokens, mask = self._batches[self._runner.batch]
+        return (torch.ones_like(tokens) if mask is None else mask).reshape(-1).bool()
+
+    def _path(self, layer: int) -> Path:
+        assert self._work is not None
+        return self._work / f"layer-{layer}.safetensors"
+
+
+def router_rows(checkpoint: Checkpoint, family: Family, layer: int) -> torch.Tensor:
+    """The router matrix [E, H] of a layer, from disk."""
+    from proxies.weights import read_tensor
+
+    name = family.router_weight.format(layer=layer)
+    if name not in checkpoint.tensors:
+        raise CheckpointError(f"{checkpoint.folder} lacks the router {name}.")
+    return read_tensor(checkpoint, name)
+
+
+def profile_whole(folder: Path, batches: Batches) -> Profile:
+    """The same profile with the whole model in memory at once, as an independent check of `profile`."""
     import torch
     import transformers
     from transformers import AutoModelForCausalLM
 
     transformers.utils.logging.disable_progress_bar()
-    config = Checkpoint.open(folder).config
-    family = family_of_config(config)
-    check_batches(batches, positive_int(config, "vocab_size"))
+    checkpoint = Checkpoint.open(folder)
+    family = family_of_config(checkpoint.config)
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
     ).eval()
-    routers, experts = modules_by_layer(model, family, "router"), modules_by_layer(model, family, "experts")
-    sums = {i: _LayerSums(len(routers[i].weight), routers[i].weight.shape[1]) for i in experts}
-    mask: list[torch.Tensor] = []
-    handles = [module.register_forward_pre_hook(_collector(sums[i], mask)) for i, module in experts.items()]
-    try:
-        with torch.no_grad():
-            for done, (tokens, attention) in enumerate(batches):
-                attention = torch.ones_like(tokens) if attention is None else attention
-                mask[:] = [attention.reshape(-1).bool()]
-                model(input_ids=tokens, attention_mask=attention, use_cache=False)
-                progress(done + 1, len(batches))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return Profile(
-        {i: sums[i].profile(routers[i].weight.detach()) for i in sorted(sums)},
-        int(sum(int((torch.ones_like(t) if m is None else m).sum()) for t, m in batches)),
-        calibration_digest(batches),
-    )
+    experts = modules_by_layer(model, family, "experts")
+    routers = {i: router_rows(checkpoint, family, i) for i in experts}
+    sums = {i: _LayerSums(*routers[i].shape) for i in experts}
+    keep: list[torch.Tensor] = []
+    for i, module in experts.items():
+        module.register_forward_pre_hook(_collector(sums[i], lambda: keep[-1]))
+    with torch.no_grad():
+        for tokens, mask in batches:
+            keep[:] = [(torch.ones_like(tokens) if mask is None else mask).reshape(-1).bool()]
+            model(input_ids=tokens, attention_mask=mask, use_cache=False)
+    count = sum(t.numel() if m is None else int(m.sum()) for t, m in batches)
+    return Profile({i: sums[i].profile(routers[i]) for i in sorted(sums)}, count, calibration_digest(batches))
 
 
-def _collector(sums: _LayerSums, mask: list[torch.Tensor]) -> Callable[..., None]:
+def _collector(sums: _LayerSums, mask: Callable[[], torch.Tensor]) -> Callable[..., None]:
     busy = False
 
     def collect(module: Any, args: tuple[Any, ...]) -> None:
         nonlocal busy
         if busy:  # the module is being run by `output_norms`
             return
+        if len(args) != 3 or args[1].ndim != 2 or args[1].shape != args[2].shape:
+            kind = type(module).__name__
+            raise CheckpointError(
+                f"{kind} is not called with states, chosen experts and weights, so that it cannot be profiled; use a "
+                "strategy that needs no calibration."
+            )
         states, chosen, weights = args
-        keep = mask[0]
+        keep = mask()
         busy = True
         try:
             sums.add(module, states[keep], chosen[keep], weights[keep])

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxies.checkpoint import Checkpoint, CheckpointError, Cut, TensorInfo, file_sha256, read_json
+from proxies.checkpoint import Checkpoint, CheckpointError, Cut, TensorInfo, file_sha256, nonfinite_in, read_json
 from proxies.families import family_of_config
 
 MANIFEST = "manifest.json"
 SCHEMA = "harness/proxy@1"
-_FORMATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
 @dataclass(frozen=True)
@@ -73,17 +72,8 @@ def check_loadable(folder: Path | str) -> Checkpoint:
 
 
 def nonfinite(checkpoint: Checkpoint, info: TensorInfo) -> int:
-    """Number of NaN and infinite values of a tensor; 0 for dtypes that have none or are not checked (integers, fp8)."""
-    import numpy as np
-
-    count = 0
-    for chunk in checkpoint.chunks(info.name):
-        if info.dtype == "BF16":  # all exponent bits set
-            bits = np.frombuffer(chunk, dtype="<u2")
-            count += int(((bits & 0x7F80) == 0x7F80).sum())
-        elif info.dtype in _FORMATS:
-            count += int((~np.isfinite(np.frombuffer(chunk, dtype=_FORMATS[info.dtype]))).sum())
-    return count
+    """Number of NaN and infinite values of a tensor."""
+    return sum(nonfinite_in(chunk, info.dtype) for chunk in checkpoint.chunks(info.name))
 
 
 def verify(folder: Path | str, against: Path | str | None = None) -> VerifyReport:

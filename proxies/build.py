@@ -3,51 +3,53 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from proxies.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    Cut,
-    checkpoint_digest,
-    copy_companions,
-    file_sha256,
-    read_json,
-    write_checkpoint,
-    write_json,
-)
+from proxies.checkpoint import Checkpoint, CheckpointError, Cut, file_sha256, read_json, write_json
 from proxies.families import Family, family_of_config
-from proxies.profile import Batches, calibration_digest, check_batches, profile
-from proxies.select import resolve, select
-from proxies.verify import MANIFEST, SCHEMA, check_loadable, verify
+from proxies.profile import Batches, Profile, calibration_digest, check_batches, profile, profile_of_weights
+from proxies.select import needs_profile, resolve, select
+from proxies.verify import MANIFEST, SCHEMA, check_structure, verify
+from proxies.workplace import Workplace
+from proxies.writer import MAX_SHARD_BYTES, copy_companions, write_checkpoint
+
+Progress = Callable[[str, int, int], None]
 
 
 def build(
     source: Path,
     out: Path,
     experts: int,
-    batches: Batches,
+    batches: Batches | None,
     *,
     strategy_name: str = "facility",
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _all: None,
+    measured: Profile | None = None,
+    dtype: Any = None,
+    budget: int | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    read_back: bool = True,
+    progress: Progress = lambda _what, _done, _all: None,
 ) -> dict[str, Any]:
-    """Build a proxy with fewer experts. The same inputs give the same bytes.
+    """Build a proxy with fewer experts. The same inputs give the same bytes; an interrupted build goes on where it was.
 
     Args:
         source: checkpoint folder of the original.
         out: folder to make; an earlier result of the same inputs is kept, anything else that is there is an error.
         experts: experts to keep per layer.
-        batches: calibration text, `(tokens [B, T] int64, attention_mask or None)`.
+        batches: calibration text, `(tokens [B, T] int64, attention_mask or None)`; None selects by the weights alone.
         strategy_name: selection strategy.
         options: its options.
         seed: for strategies that draw.
+        measured: a profile that was made before; `batches` are then not run.
+        dtype: torch dtype to profile in; None for the checkpoint's own. The proxy keeps the original's.
+        budget: bytes of hidden states held in memory while profiling, the rest waits on disk; None for no limit.
+        max_shard_bytes: most tensor bytes per file.
+        read_back: read the result once more and compare it with the original, bit for bit.
         progress: called with (what, done, all).
 
     Returns:
@@ -58,37 +60,55 @@ def build(
     """
     source, out = Path(source), Path(out)
     settings = resolve(strategy_name, options)
-    checkpoint = check_loadable(source)
+    checkpoint = check_structure(source)
     family = family_of_config(checkpoint.config)
     check_request(checkpoint, family, experts)
-    check_batches(batches, checkpoint.config["vocab_size"])
+    if batches is not None:
+        check_batches(batches, checkpoint.config["vocab_size"])
     inputs = {
-        "source_digest": checkpoint_digest(source),
+        "source_digest": checkpoint.table_digest,
         "experts": experts,
         "strategy": strategy_name,
         "options": settings,
         "seed": seed,
-        "calibration": calibration_digest(batches),
+        "calibration": calibration_digest(batches) if measured is None else measured.calibration,
     }
-    existing = _existing(out, inputs)
-    if existing is not None:
-        return existing
-    measured = profile(source, batches, lambda done, total: progress("profiling the layers", done, total))
-    kept = select(measured, experts, strategy_name, options=settings, seed=seed)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
+    with Workplace(out, checkpoint, inputs, lambda: progress("waiting for another build", 0, 1)) as place:
+        existing = _existing(out, source, inputs)
+        if existing is not None:
+            return existing
+        if measured is None:
+            measured = _measure(source, checkpoint, strategy_name, batches, dtype, budget, place.profile, progress)
+        kept = select(measured, experts, strategy_name, options=settings, seed=seed)
         config = family.with_experts(checkpoint.config, experts)
-        write_checkpoint(temporary, cuts(checkpoint, family, kept), config)
-        copy_companions(checkpoint, temporary)
-        manifest = _manifest(temporary, source, checkpoint, inputs, kept)
-        write_json(temporary / MANIFEST, manifest)
-        verify(temporary, against=source)
-        _settle(temporary, out, inputs)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        hashes = write_checkpoint(
+            place.proxy, cuts(checkpoint, family, kept), config, max_shard_bytes,
+            log=place.log, progress=lambda done, total: progress("writing the proxy", done, total),
+        )  # fmt: skip
+        copy_companions(checkpoint, place.proxy)
+        manifest = _manifest(place.proxy, source, checkpoint, inputs, kept, hashes)
+        write_json(place.proxy / MANIFEST, manifest)
+        if read_back:
+            progress("reading the proxy back", 0, 1)
+            verify(place.proxy, against=source)
+        place.finish()
     return manifest
+
+
+def _measure(
+    source: Path,
+    checkpoint: Checkpoint,
+    strategy_name: str,
+    batches: Batches | None,
+    dtype: Any,
+    budget: int | None,
+    work: Path,
+    progress: Progress,
+) -> Profile:
+    if not needs_profile(strategy_name) or batches is None:
+        return profile_of_weights(checkpoint, norms=needs_profile(strategy_name))
+    tell = lambda done, total: progress("profiling the layers", done, total)  # noqa: E731
+    return profile(source, batches, tell, dtype=dtype, budget=budget, work=work)
 
 
 def check_request(checkpoint: Checkpoint, family: Family, experts: int) -> None:
@@ -118,27 +138,25 @@ def cuts(checkpoint: Checkpoint, family: Family, kept: Mapping[int, list[int]]) 
     return result
 
 
-def _existing(out: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+def _existing(out: Path, source: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """The manifest of what lies in `out`, if it is this proxy: same inputs, and bit for bit cut from this original."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
     if (out / MANIFEST).is_file():
         manifest = read_json(out / MANIFEST)
         if all(manifest.get(key) == value for key, value in inputs.items()):
-            verify(out)
+            verify(out, against=source)
             return manifest
     raise CheckpointError(f"{out} already exists and is not this proxy; remove it or choose another folder.")
 
 
-def _settle(temporary: Path, out: Path, inputs: dict[str, Any]) -> None:
-    try:
-        temporary.rename(out)
-    except OSError:  # another process may have finished the same proxy meanwhile
-        if _existing(out, inputs) is None:
-            raise
-
-
 def _manifest(
-    folder: Path, source: Path, checkpoint: Checkpoint, inputs: dict[str, Any], kept: Mapping[int, list[int]]
+    folder: Path,
+    source: Path,
+    checkpoint: Checkpoint,
+    inputs: dict[str, Any],
+    kept: Mapping[int, list[int]],
+    hashes: Mapping[str, str],
 ) -> dict[str, Any]:
     files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     return {
@@ -151,5 +169,5 @@ def _manifest(
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in ("torch", "transformers")},
         },
-        "files": {name: file_sha256(folder / name) for name in files},
+        "files": {name: hashes.get(name) or file_sha256(folder / name) for name in files},
     }

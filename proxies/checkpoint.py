@@ -1,4 +1,4 @@
-"""Lazy reader and streaming writer of (sharded) safetensors checkpoint folders.
+"""Lazy reader of (sharded) safetensors checkpoint folders.
 
 Nothing here needs torch: tensors travel as bytes, so every dtype survives unchanged and the largest buffer held
 is one chunk of `CHUNK` bytes. Shards are read with `pread` and not mapped into memory, because mapped pages count
@@ -12,10 +12,8 @@ import hashlib
 import json
 import math
 import os
-import re
-import shutil
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from typing import Any
 CHUNK = 16 * 1024 * 1024
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MAX_SHARD_BYTES = 5_000_000_000
 _MAX_HEADER = 100_000_000  # the safetensors library refuses longer headers
 
 # Bytes per element of the dtypes that can be cut by rows.
@@ -147,6 +144,12 @@ class Checkpoint:
         info = self.tensors[name]
         yield from _pread(info.file, info.begin, info.end)
 
+    @property
+    def table_digest(self) -> str:
+        """Hexadecimal sha256 of config.json and of every tensor's name, dtype and shape; reads no weights."""
+        table = [[n, info.dtype, list(info.shape)] for n, info in sorted(self.tensors.items())]
+        return hashlib.sha256(json.dumps([self.config, table], sort_keys=True).encode()).hexdigest()
+
     def companions(self) -> list[Path]:
         """Files beside the weights that belong to the model (tokenizer, templates), relative, sorted."""
         found = {path for pattern in _COMPANIONS for path in self.folder.glob(pattern) if path.is_file()}
@@ -237,64 +240,6 @@ def checkpoint_digest(folder: Path | str) -> str:
     return digest.hexdigest()
 
 
-def write_checkpoint(
-    folder: Path, cuts: Iterable[Cut], config: dict[str, Any], max_shard_bytes: int = MAX_SHARD_BYTES
-) -> None:
-    """Stream tensors and config.json into an existing empty folder.
-
-    Args:
-        folder: where to write; one model.safetensors, or shards with an index when they do not fit one file.
-        cuts: the tensors; shards are filled in order of name (numbers compared as numbers).
-        config: the content of config.json.
-        max_shard_bytes: most tensor bytes per shard; a larger single tensor gets a shard of its own.
-    """
-    shards: list[list[Cut]] = [[]]
-    size = 0
-    for cut in sorted(cuts, key=lambda c: _natural(c.name)):
-        if shards[-1] and size + cut.nbytes > max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(cut)
-        size += cut.nbytes
-    count = len(shards)
-    names = [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
-    for name, shard in zip(names, shards, strict=True):
-        _write_shard(folder / name, shard)
-    if count > 1:
-        total = {
-            "total_parameters": sum(math.prod(c.shape) for s in shards for c in s),
-            "total_size": sum(c.nbytes for s in shards for c in s),
-        }
-        weight_map = {cut.name: name for name, shard in zip(names, shards, strict=True) for cut in shard}
-        write_json(folder / INDEX, {"metadata": total, "weight_map": weight_map})
-    write_json(folder / "config.json", config)
-
-
-def copy_companions(checkpoint: Checkpoint, folder: Path) -> None:
-    """Copy tokenizer files, chat templates and the generation config of `checkpoint` into `folder`."""
-    for path in checkpoint.companions():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(checkpoint.folder / path, folder / path)
-
-
-def _write_shard(path: Path, cuts: list[Cut]) -> None:
-    # Wider dtypes first keeps every tensor aligned, as the safetensors library does.
-    cuts = sorted(cuts, key=lambda c: (-DTYPE_BYTES[c.source.dtype], _natural(c.name)))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for cut in cuts:
-        span = [offset, offset + cut.nbytes]
-        header[cut.name] = {"dtype": cut.source.dtype, "shape": list(cut.shape), "data_offsets": span}
-        offset += cut.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for cut in cuts:
-            for chunk in cut.chunks():
-                file.write(chunk)
-
-
 def _read_tensors(folder: Path) -> dict[str, TensorInfo]:
     index_path, single = folder / INDEX, folder / SINGLE
     if index_path.exists() and single.exists():
@@ -380,7 +325,3 @@ def _pread(path: Path, begin: int, end: int) -> Iterator[bytes]:
             yield chunk
     finally:
         os.close(descriptor)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

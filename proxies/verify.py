@@ -35,9 +35,22 @@ def check_loadable(folder: Path | str) -> Checkpoint:
     """Check that a mixture-of-experts checkpoint can be loaded and run, reading every weight once.
 
     Raises:
-        CheckpointError: naming file, tensor and number: a shard is missing or truncated, a tensor is missing, has
-            another shape than config.json implies, or holds NaN or infinity; fewer experts than are chosen per
-            token; not a mixture of experts.
+        CheckpointError: what `check_structure` finds, or a tensor that holds NaN or infinity.
+    """
+    checkpoint = check_structure(folder)
+    for info in checkpoint.tensors.values():
+        bad = nonfinite(checkpoint, info)
+        if bad:
+            raise CheckpointError(f"{info.file}: tensor {info.name} holds {bad} values that are NaN or infinite.")
+    return checkpoint
+
+
+def check_structure(folder: Path | str) -> Checkpoint:
+    """Check that a mixture-of-experts checkpoint has the tensors that its configuration implies; reads no weights.
+
+    Raises:
+        CheckpointError: naming file, tensor and number: a shard is missing or truncated, a tensor is missing or has
+            another shape than config.json implies; fewer experts than are chosen per token; not a mixture of experts.
     """
     checkpoint = Checkpoint.open(folder)
     family = family_of_config(checkpoint.config)
@@ -64,10 +77,6 @@ def check_loadable(folder: Path | str) -> Checkpoint:
     if extra:
         where = checkpoint.tensors[extra[0]].file
         raise CheckpointError(f"{where}: tensor {extra[0]} is not part of the model ({len(extra)} such tensors).")
-    for info in checkpoint.tensors.values():
-        bad = nonfinite(checkpoint, info)
-        if bad:
-            raise CheckpointError(f"{info.file}: tensor {info.name} holds {bad} values that are NaN or infinite.")
     return checkpoint
 
 

@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,6 +40,11 @@ def strategy(name: str) -> Strategy:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
         raise CheckpointError(f"strategy {name!r} does not exist; the nearest are: {', '.join(near)}.")
     return known[name]
+
+
+def needs_profile(name: str) -> bool:
+    """Say whether a strategy looks at more than the number of experts: not if its file has NEEDS_PROFILE = False."""
+    return bool(getattr(sys.modules[strategy(name).__module__], "NEEDS_PROFILE", True))
 
 
 def select(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from proxies.profile import LayerProfile
 
+NEEDS_PROFILE = False
+
 
 def select(layer: LayerProfile, keep: int, *, seed: int, layer_index: int) -> list[int]:
     """Keep experts drawn without replacement, by seed and layer."""

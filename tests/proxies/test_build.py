@@ -13,9 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from proxies.build import build
-from proxies.checkpoint import Checkpoint, CheckpointError, Cut, checkpoint_digest, write_checkpoint
+from proxies.checkpoint import Checkpoint, CheckpointError, Cut, checkpoint_digest
 from proxies.families import family_of
 from proxies.verify import check_loadable, verify
+from proxies.writer import write_checkpoint
 from tests.proxies.conftest import save_model
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]

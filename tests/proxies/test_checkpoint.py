@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proxies.build import build
-from proxies.checkpoint import INDEX, Checkpoint, CheckpointError, Cut, checkpoint_digest, write_checkpoint
+from proxies.checkpoint import INDEX, Checkpoint, CheckpointError, Cut, checkpoint_digest
 from proxies.select import strategies
 from proxies.verify import check_loadable, verify
+from proxies.writer import write_checkpoint
 from tests.proxies.conftest import save_model
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -245,22 +247,68 @@ def test_options_are_recorded_with_their_defaults(original: Path, batches: Batch
     assert build(original, tmp_path / "out", 4, batches, options=spelled_out) == manifest
 
 
-def test_proxy_finished_meanwhile_by_another_process_is_taken(
-    original: Path, batches: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_second_builder_waits_and_takes_what_the_first_has_made(
+    original: Path, batches: Batches, tmp_path: Path
 ) -> None:
-    import proxies.build
+    waiting, second = threading.Event(), {}
 
-    rename = Path.rename
+    def build_too() -> None:
+        tell = lambda what, _done, _all: waiting.set() if "waiting" in what else None  # noqa: E731
+        second["manifest"] = build(original, tmp_path / "out", 4, batches, progress=tell)
 
-    def late(self: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "rename", rename)
-        build(original, target, 4, batches)
-        return rename(self, target)
+    thread = threading.Thread(target=build_too)
 
-    monkeypatch.setattr(proxies.build.Path, "rename", late)
-    manifest = build(original, tmp_path / "out", 4, batches)
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
+    def meanwhile(what: str, done: int, total: int) -> None:
+        if what == "profiling the layers" and done == 1:
+            thread.start()
+            assert waiting.wait(60)
+
+    first = build(original, tmp_path / "out", 4, batches, progress=meanwhile)
+    thread.join(60)
+    assert second["manifest"] == first == json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_interrupted_build_goes_on_at_the_layer_and_the_shard_it_had_reached(
+    original: Path, batches: Batches, tmp_path: Path
+) -> None:
+    expected = build(original, tmp_path / "expected", 4, batches, max_shard_bytes=4000)
+
+    def stop_at(when: tuple[str, int]) -> Callable[[str, int, int], None]:
+        def progress(what: str, done: int, total: int) -> None:
+            if what == when[0] and done >= when[1]:
+                raise KeyboardInterrupt
+
+        return progress
+
+    out = tmp_path / "out"
+    for when in (("profiling the layers", 2), ("writing the proxy", 9000)):
+        with pytest.raises(KeyboardInterrupt):
+            build(original, out, 4, batches, max_shard_bytes=4000, progress=stop_at(when))
+        assert not out.exists()
+    shards = {p.name: p.stat().st_mtime_ns for p in (tmp_path / ".out.building" / "proxy").glob("*.safetensors")}
+    assert len(shards) >= 2
+    seen: list[tuple[str, int]] = []
+    manifest = build(
+        original, out, 4, batches, max_shard_bytes=4000, progress=lambda what, done, _all: seen.append((what, done))
+    )
+    assert manifest == expected
+    assert [done for what, done in seen if what == "profiling the layers"] == []  # all three layers were done
+    assert {name: (out / name).stat().st_mtime_ns for name in shards} == shards
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["expected", "out"]
+
+
+def test_work_on_other_inputs_is_not_taken_up(original: Path, batches: Batches, tmp_path: Path) -> None:
+    def stop(what: str, done: int, total: int) -> None:
+        if what == "writing the proxy":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(original, tmp_path / "out", 4, batches, progress=stop)
+    layers: list[int] = []
+    tell = lambda what, done, _all: layers.append(done) if what == "profiling the layers" else None  # noqa: E731
+    build(original, tmp_path / "out", 4, batches[:2], progress=tell)
+    assert layers == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     import torch
 
 Visit = Callable[[int, Any], AbstractContextManager[Any]]
+# Environment that keeps oneDNN's caches small: they grow with every new number of tokens per expert. It has to be set
+# before the process multiplies its first bf16 matrices.
+CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8", "LRU_CACHE_CAPACITY": "1"}
 SPILL_FROM = 65536  # bytes; smaller tensors are not worth a file
 
 
@@ -40,6 +44,8 @@ class _Passage(threading.Thread):
         super().__init__(daemon=True, name=f"batch {number}")
         self.number, self.waiting_at, self.result = number, -1, None
         self.states: tuple[Any, ...] = ()
+        self._layer: Callable[[], Any] | None = None
+        self._answer: Any = None
         self._forward = forward
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._error: BaseException | None = None
@@ -62,17 +68,25 @@ class _Passage(threading.Thread):
         self.states = ()
         self._stopped.release()
 
-    def arrive(self, layer: int, states: tuple[Any, ...]) -> None:
-        """Called inside the thread on entering a layer: wait there until the run says go."""
-        self.waiting_at, self.states = layer, states
+    def arrive(self, layer: int, states: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        """Called inside the thread on entering a layer: wait there, and return what the layer gives."""
+        self.waiting_at, self.states, self._layer = layer, states, run
         self._stopped.release()
         self._go.acquire()
-        self.states = ()
         if self._abandoned:
             raise _Stopped
+        answer, self._answer = self._answer, None
+        return answer
 
     def advance(self) -> None:
-        """Run until the next layer is reached or the forward has ended; raises what the forward raised."""
+        """Run until the next layer is reached or the forward has ended; raises what the forward raised.
+
+        The layer at which the batch waits is run here, by the caller: the C library keeps freed memory by thread.
+        """
+        if self._layer is not None:
+            run, self._layer, self.states = self._layer, None, ()
+            self._answer = run()
+            del run
         self._go.release()
         self._stopped.acquire()
         if self._error is not None:
@@ -198,13 +212,20 @@ class Layerwise:
             if index < self._first:  # done by an earlier run
                 assert self._landing is not None
                 return self._landing.after(self.batch) if index == self._first - 1 else args[0]
-            passages[self.batch].arrive(index, (args, kwargs))
-            out = inner(*args, **kwargs)
-            if self._landing is not None:
-                self._landing.keep(index, self.batch, out)
-            return out
+            return passages[self.batch].arrive(
+                index, (args, kwargs), partial(self._through, index, inner, args, kwargs)
+            )
 
         return enter
+
+    def _through(self, index: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            out = inner(*args, **kwargs)
+        if self._landing is not None:
+            self._landing.keep(index, self.batch, out)
+        return out
 
     @property
     def _first(self) -> int:

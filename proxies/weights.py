@@ -8,8 +8,10 @@ place, so that loading a layer needs no more memory than the layer; the others a
 from __future__ import annotations
 
 import copy
+import math
+import mmap
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 _SCALE = "_scale_inv"  # suffix of the inverse block scales of fp8 weights, as DeepSeek-V3 ships them
+
+_OWN_PAGES = 1 << 20  # bytes from which a tensor gets pages of its own
 
 
 @dataclass
@@ -143,10 +147,8 @@ class PartialModel:
 
     def _fused(self, group: _Group) -> torch.Tensor:
         """Stack experts along the first dimension and their parts along the second, each read into its place."""
-        import torch
-
         reference = self._meta[group.target]
-        out = torch.empty(reference.shape, dtype=self._type(group.target))
+        out = empty(reference.shape, self._type(group.target))
         start = 0
         for pattern in group.converter.source_patterns:
             infos = group.sources.get(pattern, [])
@@ -179,9 +181,7 @@ class PartialModel:
         return self._meta[name].dtype if name in self._meta else self.dtype
 
     def _read(self, info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
-        import torch
-
-        out = torch.empty(info.shape, dtype=dtype)
+        out = empty(info.shape, dtype)
         self._read_to(info, out)
         return out
 
@@ -192,7 +192,7 @@ class PartialModel:
         stored = _torch_dtype(info)
         scale = self._checkpoint.tensors.get(info.name + _SCALE)
         straight = stored == out.dtype and scale is None
-        raw = out if straight else torch.empty(info.shape, dtype=stored)
+        raw = out if straight else empty(info.shape, stored)
         memory = raw.reshape(-1).view(torch.uint8).numpy()
         read_into(info, memory)
         bad = nonfinite_in(memory, info.dtype)
@@ -224,12 +224,22 @@ class PartialModel:
             module._buffers[leaf] = value
 
 
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised memory that goes back to the system when it is freed, however the C library keeps its heap."""
+    import torch
+
+    size = math.prod(shape) * dtype.itemsize
+    if size < _OWN_PAGES:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8).view(dtype).view(shape)
+
+
 def read_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     """One tensor of a checkpoint in its own type."""
     import torch
 
     info = checkpoint.tensors[name]
-    out = torch.empty(info.shape, dtype=_torch_dtype(info))
+    out = empty(info.shape, _torch_dtype(info))
     read_into(info, out.reshape(-1).view(torch.uint8).numpy())
     return out
 

@@ -8,13 +8,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.errors import HarnessError, UsageError
-from harness.spec import PairSpec, TaskSpec
+from harness.spec import PairSpec
 
 Progress = Callable[[str, int, int], None]
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 @dataclass(frozen=True)
@@ -92,33 +90,17 @@ def _proxy(pair: PairSpec, original: Prepared, home: Path, progress: Progress) -
     identity = json.dumps([original.digest, spec.model_dump(exclude={"ability_floor"}), _builder_digest()])
     out = home / "proxies" / f"{pair.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if not (out / "manifest.json").exists():
+        from harness.calibration import load_tokenizer
+        from harness.rl.tasks import calibration_batches
         from proxies.build import build
 
-        batches = calibration(original.folder, pair.task, spec.calibration_sequences)
+        tokenizer = load_tokenizer(original.folder)
+        batches = calibration_batches(pair.task, tokenizer, spec.calibration_sequences, seed=0)
         try:
             build(original.folder, out, spec.experts, batches, strategy_name=spec.strategy)
         except CheckpointError as e:
             raise UsageError(str(e)) from e
     return _checked(out)
-
-
-def calibration(folder: Path, task: TaskSpec, sequences: int) -> Any:
-    """Return task text in the tokens of a checkpoint, for the proxy builder.
-
-    Raises:
-        UsageError: If the folder has no tokenizer that can be loaded.
-    """
-    from transformers import AutoTokenizer
-
-    from harness.rl.tasks import calibration_batches
-
-    if not any((folder / name).is_file() for name in TOKENIZER):  # transformers would make up an empty one
-        raise UsageError(f"{folder} has no tokenizer (none of {', '.join(TOKENIZER)}); save it with the checkpoint")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{folder} has a tokenizer that cannot be loaded: {e}") from e
-    return calibration_batches(task, tokenizer, sequences, seed=0)
 
 
 def _check_manifest(folder: Path) -> None:

@@ -87,6 +87,7 @@ def build(
         )  # fmt: skip
         copy_companions(checkpoint, place.proxy)
         manifest = _manifest(place.proxy, source, checkpoint, inputs, kept, hashes)
+        manifest["smallest_for_mass"] = measured.smallest_for_mass(family.top_k(checkpoint.config))
         write_json(place.proxy / MANIFEST, manifest)
         if read_back:
             progress("reading the proxy back", 0, 1)

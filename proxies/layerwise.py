@@ -135,6 +135,7 @@ class Layerwise:
         self.batch = 0
         self._budget, self._scratch = budget, scratch
         self._landing: Landing | None = None
+        self._leave: Callable[[int, Any], None] = lambda _layer, _out: None
 
     def run(
         self,
@@ -144,6 +145,7 @@ class Layerwise:
         logits: Callable[[int, torch.Tensor], None] | None = None,
         progress: Callable[[int, int], None] = lambda _done, _all: None,
         landing: Landing | None = None,
+        leave: Callable[[int, Any], None] = lambda _layer, _out: None,
     ) -> None:
         """Pass all batches through the model.
 
@@ -153,9 +155,11 @@ class Layerwise:
                 open while the batches pass.
             logits: Called with a batch's number and its logits [B, T, V]; None leaves the head out.
             progress: Called with (layers done, all layers).
+            leave: Called with a layer's index and what it returned, batch after batch. (Hooks on the layer itself would
+                not be seen: the batches have entered it before it is visited.)
             landing: Keeps the states after each layer, and has those to go on from if an earlier run was interrupted.
         """
-        self._landing = landing
+        self._landing, self._leave = landing, leave
         passages = [_Passage(n, self._forward(tokens, mask, logits)) for n, (tokens, mask) in enumerate(batches)]
         outside = self._outside(logits is not None)
         with self._entrances(passages), _Spill(self._budget, self._scratch) as spill:
@@ -223,6 +227,7 @@ class Layerwise:
 
         with torch.no_grad():
             out = inner(*args, **kwargs)
+        self._leave(index, out)
         if self._landing is not None:
             self._landing.keep(index, self.batch, out)
         return out

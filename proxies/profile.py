@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,18 +60,34 @@ class Profile:
         layers: one profile per layer that has experts.
         tokens: number of calibration tokens.
         calibration: sha256 of the calibration tokens.
+        topk_mass: layer to the mean softmax mass of the chosen experts, in (0, 1]; empty where nothing was run.
     """
 
     layers: dict[int, LayerProfile]
     tokens: int
     calibration: str
+    topk_mass: Mapping[int, float] = field(default_factory=dict)
+
+    def smallest_for_mass(self, top_k: int) -> int | None:
+        """Fewest experts with which the top-k mass can be as small as it is in the original; None if not measured.
+
+        A softmax over K experts gives its k largest at least k / K of the mass, so a fault that acts on that mass (say,
+        a missing renormalisation) keeps its size only if K is at least k divided by the original's mass.
+        """
+        if not self.topk_mass:
+            return None
+        return math.ceil(top_k / (sum(self.topk_mass.values()) / len(self.topk_mass)) - 1e-9)
 
     def save(self, path: Path) -> None:
         """Write as safetensors, so that proxies of several sizes can be selected from one profile."""
         from safetensors.torch import save_file
 
         tensors = {f"{i}.{f.name}": getattr(p, f.name) for i, p in self.layers.items() for f in fields(p)}
-        save_file(tensors, path, metadata={"tokens": str(self.tokens), "calibration": self.calibration})
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        about = {"tokens": str(self.tokens), "calibration": self.calibration, "topk_mass": json.dumps(self.topk_mass)}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        save_file(tensors, temporary, metadata=about)
+        temporary.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Profile:
@@ -82,7 +101,8 @@ class Profile:
                 index, _, name = key.partition(".")
                 layers.setdefault(int(index), {})[name] = file.get_tensor(key)
         profiles = {i: LayerProfile(**tensors) for i, tensors in sorted(layers.items())}
-        return cls(profiles, int(metadata["tokens"]), metadata["calibration"])
+        mass = {int(i): float(m) for i, m in json.loads(metadata.get("topk_mass", "{}")).items()}
+        return cls(profiles, int(metadata["tokens"]), metadata["calibration"], mass)
 
 
 class _LayerSums:
@@ -162,7 +182,7 @@ def profile(
     layers = _Layers(checkpoint, family, runner, batches, work)
     runner.run(batches, layers.visit, progress=progress, landing=None if work is None else Landing(work))
     tokens = sum(t.numel() if m is None else int(m.sum()) for t, m in batches)
-    return Profile(layers.profiles(), tokens, calibration_digest(batches))
+    return Profile(layers.profiles(), tokens, calibration_digest(batches), layers.masses())
 
 
 class _Layers:
@@ -176,13 +196,20 @@ class _Layers:
         )  # fmt: skip
         self._experts = modules_by_layer(runner.model, family, "experts")
         self._found: dict[int, LayerProfile] = {}
+        self._mass: dict[int, float] = {}
 
     def profiles(self) -> dict[int, LayerProfile]:
         """The profiles of all layers that have experts, those of an interrupted run included."""
         if self._work is not None:
             for layer in sorted(set(self._experts) - set(self._found)):
-                self._found.update(Profile.load(self._path(layer)).layers)
+                earlier = Profile.load(self._path(layer))
+                self._found.update(earlier.layers)
+                self._mass.update(earlier.topk_mass)
         return dict(sorted(self._found.items()))
+
+    def masses(self) -> dict[int, float]:
+        """Mean top-k mass by layer; `profiles` has to be asked first."""
+        return dict(sorted(self._mass.items()))
 
     @contextmanager
     def visit(self, layer: int, _module: Any) -> Iterator[None]:
@@ -192,14 +219,16 @@ class _Layers:
             return
         module, router = self._experts[layer], router_rows(self._checkpoint, self._family, layer)
         sums = _LayerSums(*router.shape)
-        handle = module.register_forward_pre_hook(_collector(sums, self._mask))
+        mass = _Mass(router)
+        handle = module.register_forward_pre_hook(_collector(sums, self._mask, mass))
         try:
             yield
         finally:
             handle.remove()
         self._found[layer] = sums.profile(router)
+        self._mass[layer] = mass.mean
         if self._work is not None:
-            Profile({layer: self._found[layer]}, 0, "").save(self._path(layer))
+            Profile({layer: self._found[layer]}, 0, "", {layer: mass.mean}).save(self._path(layer))
 
     def _mask(self) -> torch.Tensor:
         import torch
@@ -210,6 +239,24 @@ class _Layers:
     def _path(self, layer: int) -> Path:
         assert self._work is not None
         return self._work / f"layer-{layer}.safetensors"
+
+
+class _Mass:
+    """Mean softmax mass of the chosen experts, as the router's rows give it."""
+
+    def __init__(self, router: torch.Tensor) -> None:
+        self._router, self._sum, self._tokens = router.float(), 0.0, 0
+
+    def add(self, states: torch.Tensor, chosen: torch.Tensor) -> None:
+        """Add tokens: hidden states [N, H], chosen experts [N, K]."""
+        probabilities = (states.float() @ self._router.T).softmax(-1)
+        self._sum += float(probabilities.gather(1, chosen).double().sum())
+        self._tokens += len(states)
+
+    @property
+    def mean(self) -> float:
+        """Mean over the tokens that were added; 1 if there were none."""
+        return self._sum / self._tokens if self._tokens else 1.0
 
 
 def profile_of_weights(checkpoint: Checkpoint, norms: bool = True) -> Profile:
@@ -292,7 +339,7 @@ def profile_whole(folder: Path, batches: Batches) -> Profile:
     return Profile({i: sums[i].profile(routers[i]) for i in sorted(sums)}, count, calibration_digest(batches))
 
 
-def _collector(sums: _LayerSums, mask: Callable[[], torch.Tensor]) -> Callable[..., None]:
+def _collector(sums: _LayerSums, mask: Callable[[], torch.Tensor], mass: _Mass | None = None) -> Callable[..., None]:
     busy = False
 
     def collect(module: Any, args: tuple[Any, ...]) -> None:
@@ -310,6 +357,8 @@ def _collector(sums: _LayerSums, mask: Callable[[], torch.Tensor]) -> Callable[.
         busy = True
         try:
             sums.add(module, states[keep], chosen[keep], weights[keep])
+            if mass is not None:
+                mass.add(states[keep], chosen[keep])
         finally:
             busy = False
 

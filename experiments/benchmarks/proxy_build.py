@@ -107,8 +107,8 @@ def speed(root: Path, rounds: int) -> None:
         size = sum(p.stat().st_size for p in source.with_name("proxy").glob("*.safetensors")) / 1e9
         plain, hashed = (median(ratios[mode]) for mode in ("unhashed", "weights"))
         print(
-            f"keep {keep}/64, {size:.2f} GB: {plain:.2f} times the copy (goal: at most 2); with the hash and the search "
-            f"for NaN in a second thread {hashed:.2f}",
+            f"keep {keep}/64, {size:.2f} GB: {plain:.2f} times the copy (goal: at most 2); with hash and search for "
+            f"NaN in a second thread {hashed:.2f}",
             flush=True,
         )
     shutil.rmtree(source.parent)

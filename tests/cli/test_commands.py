@@ -133,7 +133,7 @@ def test_faults_json_to_a_file_keeps_the_list(capsys: pytest.CaptureFixture[str]
 
 def test_proxy_build(capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path) -> None:
     out_folder = tmp_path / "proxy"
-    argv = ["proxy", "build", str(checkpoint), "--experts", "4", "--out", str(out_folder), "--sequences", "16"]
+    argv = ["proxy", "build", str(checkpoint), "--experts", "4", "--out", str(out_folder), "--tokens", "300"]
     code, out, _ = run(argv, capsys)
     assert code == 0
     assert "4 experts per layer" in out

@@ -203,3 +203,38 @@ def test_fp8_blocks_are_multiplied_by_their_own_scale(shape, block):
         for j in range(shape[1]):
             expected[i, j] *= scale[i // block, j // block]
     assert torch.equal(dequantised(weight, scale, block), expected)
+
+
+def test_topk_mass_is_the_softmax_mass_of_the_chosen_experts(tmp_path):
+    folder, given = save(tmp_path / "model", "qwen3_moe"), batches()
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    masses = [[] for _ in range(3)]
+    with torch.no_grad():
+        for tokens, mask in given:
+            out = model(input_ids=tokens, attention_mask=mask, output_router_logits=True)
+            for layer, logits in enumerate(out.router_logits):
+                masses[layer].append(logits[mask.reshape(-1).bool()].softmax(-1).topk(2).values.sum(-1))
+    expected = [float(torch.cat(m).mean()) for m in masses]
+    found = profile(folder, given)
+    assert [found.topk_mass[i] for i in range(3)] == pytest.approx(expected, abs=1e-5)
+    assert found.smallest_for_mass(2) == -int(-2 / (sum(expected) / 3) // 1)
+    found.save(tmp_path / "profile.safetensors")
+    assert type(found).load(tmp_path / "profile.safetensors").topk_mass == found.topk_mass
+
+
+def test_profile_of_weights_alone(tmp_path):
+    from safetensors.torch import load_file
+
+    from proxies.profile import profile_of_weights
+
+    folder = save(tmp_path / "model", "qwen3_moe")
+    tensors = load_file(folder / "model.safetensors")
+    found = profile_of_weights(Checkpoint.open(folder))
+    assert (found.tokens, found.calibration, found.topk_mass) == (0, "none", {})
+    prefix = "model.layers.1.mlp"
+    names = ("gate_proj", "up_proj", "down_proj")
+    norms = [[float(tensors[f"{prefix}.experts.{e}.{n}.weight"].double().norm()) for n in names] for e in range(8)]
+    geometric = torch.tensor(norms).double().prod(1) ** (1 / 3)
+    router = tensors[f"{prefix}.gate.weight"].double()
+    torch.testing.assert_close(found.layers[1].saliency, geometric * router.norm(dim=1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.layers[1].router, router)

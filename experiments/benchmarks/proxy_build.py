@@ -39,6 +39,7 @@ def child(source: Path, out: Path, experts: int, mode: str, tokens: int) -> None
     if mode == "calibrated":
         made = torch.randint(0, 1000, (tokens // 512, 4, 128), generator=torch.Generator().manual_seed(0))
         batches = [(t, None) for t in made]
+    os.sync()  # what an earlier run has left unwritten would slow this one down
     start = time.perf_counter()
     name = "facility" if mode == "calibrated" else "first"
     build(source, out, experts, batches, strategy_name=name, read_back=False)
@@ -63,6 +64,7 @@ def run_child(source: Path, experts: int, mode: str, tokens: int = 4096) -> dict
 def copy(source: Path, target: Path) -> float:
     """Copy the proxy's weight files chunk by chunk; returns seconds."""
     target.mkdir()
+    os.sync()
     start = time.perf_counter()
     for path in sorted(source.glob("*.safetensors")):
         with path.open("rb", buffering=0) as reader, (target / path.name).open("wb", buffering=0) as writer:

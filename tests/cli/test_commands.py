@@ -154,6 +154,71 @@ def test_proxy_build(capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_p
         assert not (tmp_path / "x").exists()
 
 
+def test_proxy_profile_inspect_verify(capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path) -> None:
+    profile, out_folder = tmp_path / "profile.safetensors", tmp_path / "proxy"
+    code, out, _ = run(
+        ["proxy", "profile", str(checkpoint), "--tokens", "300", "--out", str(profile), "--json"], capsys
+    )
+    data = json.loads(out)
+    assert (code, data["schema"], data["tokens"] >= 300) == (0, "harness/proxy-profile@1", True)
+    assert {layer: x["experts"] for layer, x in data["layers"].items()} == {"0": 8, "1": 8}
+    build = ["proxy", "build", str(checkpoint), "--experts", "4", "--out", str(out_folder), "--profile", str(profile)]
+    code, out, _ = run([*build, "--dry-run", "--json"], capsys)
+    planned = json.loads(out)
+    assert (code, out_folder.exists()) == (0, False)
+    code, out, err = run([*build, "--json"], capsys)
+    manifest = json.loads(out)
+    assert (code, manifest["parameters"]) == (0, planned["parameters"])
+    assert planned["bytes"]["proxy"] == 4 * planned["parameters"]["proxy"]
+    assert manifest["smallest_for_mass"] == data["smallest_for_mass"]
+    code, out, _ = run(["proxy", "inspect", str(out_folder), "--json"], capsys)
+    seen = json.loads(out)
+    assert (code, seen["experts"], seen["experts_per_token"], seen["manifest"]) == (0, 4, 2, True)
+    assert seen["parameters"] == manifest["parameters"]["proxy"]
+    verify = ["proxy", "verify", str(out_folder), "--against", str(checkpoint)]
+    code, out, _ = run([*verify, "--json"], capsys)
+    proved = json.loads(out)
+    assert (code, proved["compared"], len(proved["layers"])) == (0, proved["tensors"], 2)
+    assert all(0 < x["kept_mass"] < 1 for x in proved["layers"])
+    code, out, err = run([*verify, "--floor", "0.3"], capsys)  # neither of these random models can do the tasks
+    assert code == 1
+    assert "fails the ability gate" in err
+    assert "exact match: original 0.0%, proxy 0.0%" in out
+    code, _, err = run(["proxy", "verify", str(out_folder), "--floor", "0.3"], capsys)
+    assert (code, "--against DIR" in err) == (2, True)
+    profile.write_bytes(b"no profile")
+    code, _, err = run([*build[:-3], str(tmp_path / "other"), "--profile", str(profile)], capsys)
+    assert (code, "is not a profile that" in err) == (2, True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_proxy_build_by_the_weights_alone(capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path) -> None:
+    argv = ["proxy", "build", str(checkpoint), "--experts", "4", "--out", str(tmp_path / "p"), "--calibration", "none"]
+    code, out, _ = run([*argv, "--json"], capsys)
+    manifest = json.loads(out)
+    assert (code, manifest["calibration"], manifest["smallest_for_mass"]) == (0, "none", None)
+    code, _, err = run([*argv[:-2], "--calibration", "random", "--dtype", "fp8"], capsys)
+    assert (code, "unknown dtype 'fp8'" in err) == (2, True)
+
+
+def test_full_disk_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    import proxies.build
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "p"))
+
+    monkeypatch.setattr(proxies.build, "write_checkpoint", full)
+    argv = ["proxy", "build", str(checkpoint), "--experts", "4", "--out", str(tmp_path / "p"), "--tokens", "100"]
+    code, _, err = run(argv, capsys)
+    assert code == 3
+    assert "No space left on device; what was finished is kept" in err
+    assert not (tmp_path / "p").exists()
+
+
 def test_debug_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (["--debug", "faults", "show", "nope"], ["faults", "show", "nope", "--debug"]):
         code, _, err = run(argv, capsys)

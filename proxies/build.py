@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from proxies.checkpoint import Checkpoint, CheckpointError, Cut, file_sha256, read_json, write_json
+from proxies.depth import check_shallower, most_influential, shallower, without_layers
 from proxies.families import Family, family_of_config
-from proxies.profile import Batches, Profile, calibration_digest, check_batches, profile, profile_of_weights
+from proxies.profile import Batches, Profile, calibration_digest, check_batches, profile
+from proxies.profile_of_weights import profile_of_weights
 from proxies.select import needs_profile, resolve, select
 from proxies.verify import MANIFEST, SCHEMA, check_structure, verify
 from proxies.workplace import Workplace
@@ -31,6 +34,7 @@ def build(
     measured: Profile | None = None,
     dtype: Any = None,
     budget: int | None = None,
+    layers: int | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     read_back: bool = True,
     progress: Progress = lambda _what, _done, _all: None,
@@ -48,6 +52,7 @@ def build(
         measured: a profile that was made before; `batches` are then not run.
         dtype: torch dtype to profile in; None for the checkpoint's own. The proxy keeps the original's.
         budget: bytes of hidden states held in memory while profiling, the rest waits on disk; None for no limit.
+        layers: decoder layers to keep, by block influence; None for all.
         max_shard_bytes: most tensor bytes per file.
         read_back: read the result once more and compare it with the original, bit for bit.
         progress: called with (what, done, all).
@@ -71,6 +76,7 @@ def build(
         "strategy": strategy_name,
         "options": settings,
         "seed": seed,
+        "layers": layers,
         "calibration": calibration_digest(batches) if measured is None else measured.calibration,
     }
     with Workplace(out, checkpoint, inputs, lambda: progress("waiting for another build", 0, 1)) as place:
@@ -81,12 +87,16 @@ def build(
             measured = _measure(source, checkpoint, strategy_name, batches, dtype, budget, place.profile, progress)
         kept = select(measured, experts, strategy_name, options=settings, seed=seed)
         config = family.with_experts(checkpoint.config, experts)
-        hashes = write_checkpoint(
-            place.proxy, cuts(checkpoint, family, kept), config, max_shard_bytes,
-            log=place.log, progress=lambda done, total: progress("writing the proxy", done, total),
-        )  # fmt: skip
+        chosen, kept_layers = cuts(checkpoint, family, kept), None
+        if layers is not None:
+            kept_layers = most_influential(measured.influence, layers)
+            config, chosen = shallower(config, kept_layers), without_layers(chosen, kept_layers)
+            check_shallower(checkpoint, family, config, chosen)
+        tell = partial(progress, "writing the proxy")
+        hashes = write_checkpoint(place.proxy, chosen, config, max_shard_bytes, log=place.log, progress=tell)
         copy_companions(checkpoint, place.proxy)
         manifest = _manifest(place.proxy, source, checkpoint, inputs, kept, hashes)
+        manifest["kept_layers"] = kept_layers
         manifest["smallest_for_mass"] = measured.smallest_for_mass(family.top_k(checkpoint.config))
         write_json(place.proxy / MANIFEST, manifest)
         if read_back:
@@ -108,8 +118,7 @@ def _measure(
 ) -> Profile:
     if not needs_profile(strategy_name) or batches is None:
         return profile_of_weights(checkpoint, norms=needs_profile(strategy_name))
-    tell = lambda done, total: progress("profiling the layers", done, total)  # noqa: E731
-    return profile(source, batches, tell, dtype=dtype, budget=budget, work=work)
+    return profile(source, batches, partial(progress, "profiling the layers"), dtype=dtype, budget=budget, work=work)
 
 
 def check_request(checkpoint: Checkpoint, family: Family, experts: int) -> None:

@@ -135,7 +135,7 @@ class Layerwise:
         self.batch = 0
         self._budget, self._scratch = budget, scratch
         self._landing: Landing | None = None
-        self._leave: Callable[[int, Any], None] = lambda _layer, _out: None
+        self._leave: Callable[[int, Any, Any], None] = lambda _layer, _entered, _out: None
 
     def run(
         self,
@@ -145,7 +145,7 @@ class Layerwise:
         logits: Callable[[int, torch.Tensor], None] | None = None,
         progress: Callable[[int, int], None] = lambda _done, _all: None,
         landing: Landing | None = None,
-        leave: Callable[[int, Any], None] = lambda _layer, _out: None,
+        leave: Callable[[int, Any, Any], None] = lambda _layer, _entered, _out: None,
     ) -> None:
         """Pass all batches through the model.
 
@@ -155,8 +155,8 @@ class Layerwise:
                 open while the batches pass.
             logits: Called with a batch's number and its logits [B, T, V]; None leaves the head out.
             progress: Called with (layers done, all layers).
-            leave: Called with a layer's index and what it returned, batch after batch. (Hooks on the layer itself would
-                not be seen: the batches have entered it before it is visited.)
+            leave: Called with a layer's index, its first argument and what it returned, batch after batch (hooks on
+                the layer itself would not be seen: the batches have entered it before it is visited).
             landing: Keeps the states after each layer, and has those to go on from if an earlier run was interrupted.
         """
         self._landing, self._leave = landing, leave
@@ -227,7 +227,7 @@ class Layerwise:
 
         with torch.no_grad():
             out = inner(*args, **kwargs)
-        self._leave(index, out)
+        self._leave(index, args[0] if args else kwargs["hidden_states"], out)
         if self._landing is not None:
             self._landing.keep(index, self.batch, out)
         return out

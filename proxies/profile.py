@@ -61,12 +61,15 @@ class Profile:
         tokens: number of calibration tokens.
         calibration: sha256 of the calibration tokens.
         topk_mass: layer to the mean softmax mass of the chosen experts, in (0, 1]; empty where nothing was run.
+        influence: layer to its block influence, 1 - mean cosine between the states that enter and leave it, in [0, 2];
+            also of layers without experts; empty where nothing was run.
     """
 
     layers: dict[int, LayerProfile]
     tokens: int
     calibration: str
     topk_mass: Mapping[int, float] = field(default_factory=dict)
+    influence: Mapping[int, float] = field(default_factory=dict)
 
     def smallest_for_mass(self, top_k: int) -> int | None:
         """Fewest experts with which the top-k mass can be as small as it is in the original; None if not measured.
@@ -84,7 +87,8 @@ class Profile:
 
         tensors = {f"{i}.{f.name}": getattr(p, f.name) for i, p in self.layers.items() for f in fields(p)}
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        about = {"tokens": str(self.tokens), "calibration": self.calibration, "topk_mass": json.dumps(self.topk_mass)}
+        about = {"tokens": str(self.tokens), "calibration": self.calibration}
+        about |= {"topk_mass": json.dumps(self.topk_mass), "influence": json.dumps(self.influence)}
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         save_file(tensors, temporary, metadata=about)
         temporary.replace(path)
@@ -101,8 +105,10 @@ class Profile:
                 index, _, name = key.partition(".")
                 layers.setdefault(int(index), {})[name] = file.get_tensor(key)
         profiles = {i: LayerProfile(**tensors) for i, tensors in sorted(layers.items())}
-        mass = {int(i): float(m) for i, m in json.loads(metadata.get("topk_mass", "{}")).items()}
-        return cls(profiles, int(metadata["tokens"]), metadata["calibration"], mass)
+        mass, influence = (
+            {int(i): float(m) for i, m in json.loads(metadata[key]).items()} for key in ("topk_mass", "influence")
+        )
+        return cls(profiles, int(metadata["tokens"]), metadata["calibration"], mass, influence)
 
 
 class _LayerSums:
@@ -180,9 +186,10 @@ def profile(
     check_batches(batches, positive_int(checkpoint.config, "vocab_size"))
     runner = Layerwise(checkpoint, dtype=dtype, budget=budget, scratch=work)
     layers = _Layers(checkpoint, family, runner, batches, work)
-    runner.run(batches, layers.visit, progress=progress, landing=None if work is None else Landing(work))
+    landing = None if work is None else Landing(work)
+    runner.run(batches, layers.visit, progress=progress, landing=landing, leave=layers.leave)
     tokens = sum(t.numel() if m is None else int(m.sum()) for t, m in batches)
-    return Profile(layers.profiles(), tokens, calibration_digest(batches), layers.masses())
+    return Profile(layers.profiles(), tokens, calibration_digest(batches), layers.masses(), layers.influences())
 
 
 class _Layers:
@@ -197,15 +204,30 @@ class _Layers:
         self._experts = modules_by_layer(runner.model, family, "experts")
         self._found: dict[int, LayerProfile] = {}
         self._mass: dict[int, float] = {}
+        self._cosine: dict[int, float] = {}
+        self._tokens = sum(t.numel() if m is None else int(m.sum()) for t, m in batches)
 
     def profiles(self) -> dict[int, LayerProfile]:
         """The profiles of all layers that have experts, those of an interrupted run included."""
         if self._work is not None:
-            for layer in sorted(set(self._experts) - set(self._found)):
+            for layer in sorted(set(range(self._runner.layers)) - set(self._cosine)):
                 earlier = Profile.load(self._path(layer))
                 self._found.update(earlier.layers)
                 self._mass.update(earlier.topk_mass)
+                self._cosine.update({i: (1 - c) * self._tokens for i, c in earlier.influence.items()})
         return dict(sorted(self._found.items()))
+
+    def leave(self, layer: int, entered: torch.Tensor, left: Any) -> None:
+        """Take in how far a layer turned the hidden states [B, T, H] of one batch."""
+        import torch
+
+        out = left[0] if isinstance(left, tuple) else left
+        cosine = torch.nn.functional.cosine_similarity(entered.double(), out.double(), dim=-1)
+        self._cosine[layer] = self._cosine.get(layer, 0.0) + float(cosine.reshape(-1)[self._mask()].sum())
+
+    def influences(self) -> dict[int, float]:
+        """Block influence of every layer; `profiles` has to be asked first."""
+        return {i: 1 - c / self._tokens for i, c in sorted(self._cosine.items())}
 
     def masses(self) -> dict[int, float]:
         """Mean top-k mass by layer; `profiles` has to be asked first."""
@@ -214,21 +236,26 @@ class _Layers:
     @contextmanager
     def visit(self, layer: int, _module: Any) -> Iterator[None]:
         """Collect the profile of one layer while batches pass through it."""
-        if layer not in self._experts:
+        if layer in self._experts:
+            module, router = self._experts[layer], router_rows(self._checkpoint, self._family, layer)
+            sums, mass = _LayerSums(*router.shape), _Mass(router)
+            handle = module.register_forward_pre_hook(_collector(sums, self._mask, mass))
+            try:
+                yield
+            finally:
+                handle.remove()
+            self._found[layer] = sums.profile(router)
+            self._mass[layer] = mass.mean
+        else:
             yield
-            return
-        module, router = self._experts[layer], router_rows(self._checkpoint, self._family, layer)
-        sums = _LayerSums(*router.shape)
-        mass = _Mass(router)
-        handle = module.register_forward_pre_hook(_collector(sums, self._mask, mass))
-        try:
-            yield
-        finally:
-            handle.remove()
-        self._found[layer] = sums.profile(router)
-        self._mass[layer] = mass.mean
         if self._work is not None:
-            Profile({layer: self._found[layer]}, 0, "", {layer: mass.mean}).save(self._path(layer))
+            self._part({layer}).save(self._path(layer))
+
+    def _part(self, layers: set[int]) -> Profile:
+        """What is known of some layers."""
+        found = {i: p for i, p in self._found.items() if i in layers}
+        mass = {i: m for i, m in self._mass.items() if i in layers}
+        return Profile(found, 0, "", mass, {i: x for i, x in self.influences().items() if i in layers})
 
     def _mask(self) -> torch.Tensor:
         import torch
@@ -257,50 +284,6 @@ class _Mass:
     def mean(self) -> float:
         """Mean over the tokens that were added; 1 if there were none."""
         return self._sum / self._tokens if self._tokens else 1.0
-
-
-def profile_of_weights(checkpoint: Checkpoint, norms: bool = True) -> Profile:
-    """A profile for when nothing can be run: router rows, and norms of weights in place of what the experts do.
-
-    Every expert counts as used once. Its saliency is the norm of its router row times the geometric mean of the
-    Frobenius norms of its matrices: what its output would scale with for states of one size.
-
-    Args:
-        checkpoint: the opened folder.
-        norms: whether to read the experts at all; otherwise their saliency is that of the router row alone.
-
-    Raises:
-        CheckpointError: a tensor holds NaN or infinity, or has a type that cannot be computed with.
-    """
-    import torch
-
-    family = family_of_config(checkpoint.config)
-    experts, layers = family.experts(checkpoint.config), {}
-    logs = {layer: torch.zeros(experts, dtype=torch.float64) for layer in family.moe_layers(checkpoint.config)}
-    count = {layer: torch.zeros(experts, dtype=torch.float64) for layer in logs}
-    for layer, expert, squares in _expert_norms(checkpoint, family) if norms else ():
-        logs[layer][expert] += squares.log() / 2
-        count[layer][expert] += 1
-    ones = torch.ones(experts, dtype=torch.float64)
-    for layer in logs:
-        router = router_rows(checkpoint, family, layer).double()[:experts]
-        strength = (logs[layer] / count[layer].clamp(min=1)).exp() * router.norm(dim=1)
-        layers[layer] = LayerProfile(router, ones, ones, torch.eye(experts, dtype=torch.float64), router, strength)
-    return Profile(layers, 0, calibration_digest(None))
-
-
-def _expert_norms(checkpoint: Checkpoint, family: Family) -> Iterator[tuple[int, Any, torch.Tensor]]:
-    """Layer, expert (or all of them) and squared Frobenius norm(s) of every matrix of every expert."""
-    from proxies.weights import read_tensor
-
-    for name, info in checkpoint.tensors.items():
-        place = family.place(name)
-        if place is None or len(info.shape) < 2 or name == family.router_weight.format(layer=place[0]):
-            continue
-        if place[1] is not None:
-            yield (*place, read_tensor(checkpoint, name).double().square().sum())
-        elif len(info.shape) == 3:
-            yield place[0], slice(None), read_tensor(checkpoint, name).double().square().sum((1, 2))
 
 
 def router_rows(checkpoint: Checkpoint, family: Family, layer: int) -> torch.Tensor:

@@ -87,7 +87,7 @@ class _Watch:
         self.weight[layer].scatter_add_(0, flat[real], weights[keep].double().flatten()[real])
         self.load[layer] += torch.bincount(flat[real], minlength=self._count)
 
-    def _leave(self, layer: int, out: Any) -> None:
+    def _leave(self, layer: int, _entered: Any, out: Any) -> None:
         hidden = out[0] if isinstance(out, tuple) else out
         self.states.setdefault(layer, []).append(hidden.flatten(0, 1)[self._keep()].float())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxies.checkpoint import Checkpoint, CheckpointError, Cut, TensorInfo, file_sha256, nonfinite_in, read_json
+from proxies.depth import original_name
 from proxies.families import family_of_config
 
 MANIFEST = "manifest.json"
@@ -118,10 +119,12 @@ def _compare(proxy: Checkpoint, original: Checkpoint, manifest: dict[str, Any]) 
     family = family_of_config(original.config)
     counts = family.experts(proxy.config), family.experts(original.config)
     kept = _kept(proxy, family.moe_layers(original.config), *counts, manifest)
+    layers = manifest.get("kept_layers")
     for name, info in proxy.tensors.items():
-        place, source, rows = family.place(name), name, None
+        source = name if layers is None else original_name(name, layers)
+        place, rows = family.place(source), None
         if place is not None and place[1] is not None:
-            source = family.rename(name, kept[place[0]][place[1]])
+            source = family.rename(source, kept[place[0]][place[1]])
         elif place is not None:
             rows = tuple(kept[place[0]])
         if source not in original.tensors:

@@ -47,6 +47,9 @@ def build(
     budget_gb: Budget = None,
     dtype: Dtype = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="For strategies that draw.")] = 0,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=2, help="Also keep only so many layers, by block influence.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     quiet: Quiet = False,
     json: Json = None,
@@ -62,7 +65,7 @@ def build(
             result = _plan(folder_of(source, shown.prepare), experts, strategy)
         else:
             result = _build(
-                source, experts, out, strategy, calibration, tokens, profile, budget_gb, dtype, seed, shown
+                source, experts, out, strategy, calibration, tokens, profile, budget_gb, dtype, seed, layers, shown
             )  # fmt: skip
     if json is not None:
         write_json(result, json)
@@ -108,6 +111,7 @@ def _build(
     budget_gb: float | None,
     dtype: str | None,
     seed: int,
+    layers: int | None,
     shown: Progress,
 ) -> dict[str, Any]:
     from proxies.build import build as build_proxy
@@ -121,7 +125,8 @@ def _build(
     measured = None if profile is None else _load_profile(profile)
     return build_proxy(
         folder, out, experts, None if measured else batches_of(folder, calibration, tokens), strategy_name=strategy,
-        seed=seed, measured=measured, dtype=_torch_dtype(dtype), budget=_bytes(budget_gb), progress=shown.prepare,
+        seed=seed, layers=layers, measured=measured, dtype=_torch_dtype(dtype), budget=_bytes(budget_gb),
+        progress=shown.prepare,
     )  # fmt: skip
 
 
@@ -221,7 +226,7 @@ def _measure(
     folder: Path, calibration: str, tokens: int, budget_gb: float | None, dtype: str | None, shown: Progress
 ) -> Any:
     from proxies.profile import profile as run
-    from proxies.profile import profile_of_weights
+    from proxies.profile_of_weights import profile_of_weights
     from proxies.verify import check_structure
 
     checkpoint = check_structure(folder)

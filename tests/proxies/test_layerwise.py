@@ -225,7 +225,7 @@ def test_topk_mass_is_the_softmax_mass_of_the_chosen_experts(tmp_path):
 def test_profile_of_weights_alone(tmp_path):
     from safetensors.torch import load_file
 
-    from proxies.profile import profile_of_weights
+    from proxies.profile_of_weights import profile_of_weights
 
     folder = save(tmp_path / "model", "qwen3_moe")
     tensors = load_file(folder / "model.safetensors")

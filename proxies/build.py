@@ -38,6 +38,7 @@ def build(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     read_back: bool = True,
     progress: Progress = lambda _what, _done, _all: None,
+    note: Callable[[str], None] = lambda _text: None,
 ) -> dict[str, Any]:
     """Build a proxy with fewer experts. The same inputs give the same bytes; an interrupted build goes on where it was.
 
@@ -56,6 +57,7 @@ def build(
         max_shard_bytes: most tensor bytes per file.
         read_back: read the result once more and compare it with the original, bit for bit.
         progress: called with (what, done, all).
+        note: called with what the user should know, such as that the whole model has to be loaded.
 
     Returns:
         The manifest.
@@ -84,7 +86,8 @@ def build(
         if existing is not None:
             return existing
         if measured is None:
-            measured = _measure(source, checkpoint, strategy_name, batches, dtype, budget, place.profile, progress)
+            how = {"dtype": dtype, "budget": budget, "work": place.profile, "note": note}
+            measured = _measure(checkpoint, strategy_name, batches, progress, how)
         kept = select(measured, experts, strategy_name, options=settings, seed=seed)
         config = family.with_experts(checkpoint.config, experts)
         chosen, kept_layers = cuts(checkpoint, family, kept), None
@@ -107,18 +110,11 @@ def build(
 
 
 def _measure(
-    source: Path,
-    checkpoint: Checkpoint,
-    strategy_name: str,
-    batches: Batches | None,
-    dtype: Any,
-    budget: int | None,
-    work: Path,
-    progress: Progress,
+    checkpoint: Checkpoint, strategy_name: str, batches: Batches | None, progress: Progress, how: dict[str, Any]
 ) -> Profile:
     if not needs_profile(strategy_name) or batches is None:
         return profile_of_weights(checkpoint, norms=needs_profile(strategy_name))
-    return profile(source, batches, partial(progress, "profiling the layers"), dtype=dtype, budget=budget, work=work)
+    return profile(checkpoint.folder, batches, partial(progress, "profiling the layers"), **how)
 
 
 def check_request(checkpoint: Checkpoint, family: Family, experts: int) -> None:

@@ -35,7 +35,7 @@ _EXPONENT: dict[str, tuple[str, int]] = {
     "BF16": ("<u2", 0x7F80), "F8_E4M3": ("u1", 0x7F), "F8_E5M2": ("u1", 0x7C),
 }  # fmt: skip
 
-# Small files that travel with the weights. Pickles (*.bin, *.pt) and code (*.py) never do.
+# Small files that travel with the weights. Pickles (*.bin, *.pt) never do; code (*.py) where config.json refers to it.
 _COMPANIONS = (
     "generation_config.json",
     "tokenizer.json",
@@ -151,8 +151,9 @@ class Checkpoint:
         return hashlib.sha256(json.dumps([self.config, table], sort_keys=True).encode()).hexdigest()
 
     def companions(self) -> list[Path]:
-        """Files beside the weights that belong to the model (tokenizer, templates), relative, sorted."""
-        found = {path for pattern in _COMPANIONS for path in self.folder.glob(pattern) if path.is_file()}
+        """Files beside the weights that belong to the model (tokenizer, templates, code), relative, sorted."""
+        patterns = (*_COMPANIONS, "*.py") if self.config.get("auto_map") else _COMPANIONS
+        found = {path for pattern in patterns for path in self.folder.glob(pattern) if path.is_file()}
         return sorted(path.relative_to(self.folder) for path in found)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxies.checkpoint import Checkpoint, CheckpointError
-from proxies.weights import PartialModel, embeddings_of, layer_modules
+from proxies.weights import NotLayerwiseError, PartialModel, embeddings_of, layer_modules
 
 if TYPE_CHECKING:
     import torch
@@ -248,7 +248,7 @@ class Layerwise:
         wrong = next((p.waiting_at for p in passages if p.waiting_at != index), index)
         if wrong != index:
             kind = type(self.model).__name__
-            raise CheckpointError(f"{kind} does not run its layers in order (layer {wrong} where {index} was due).")
+            raise NotLayerwiseError(f"{kind} does not run its layers in order (layer {wrong} where {index} was due).")
         names = self._parts.names(f"{name}.")
         self._parts.load(names)
         try:

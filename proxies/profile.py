@@ -165,6 +165,7 @@ def profile(
     dtype: torch.dtype | None = None,
     budget: int | None = None,
     work: Path | None = None,
+    note: Callable[[str], None] = lambda _text: None,
 ) -> Profile:
     """Run a checkpoint over calibration text, one layer in memory at a time, and collect its profile.
 
@@ -175,19 +176,28 @@ def profile(
         dtype: type to compute in; None for the checkpoint's own.
         budget: bytes of hidden states to hold in memory, the rest waits on disk; None for no limit.
         work: folder that keeps finished layers, so that an interrupted run goes on where it was; None keeps nothing.
+        note: called with a sentence if the model cannot be run layer by layer, before the whole of it is loaded.
 
     Raises:
         CheckpointError: calibration batches that cannot be used, or a model that has no experts or cannot be run.
     """
     from proxies.layerwise import Landing, Layerwise
+    from proxies.weights import NotLayerwiseError
 
     checkpoint = Checkpoint.open(folder)
     family = family_of_config(checkpoint.config)
     check_batches(batches, positive_int(checkpoint.config, "vocab_size"))
-    runner = Layerwise(checkpoint, dtype=dtype, budget=budget, scratch=work)
-    layers = _Layers(checkpoint, family, runner, batches, work)
-    landing = None if work is None else Landing(work)
-    runner.run(batches, layers.visit, progress=progress, landing=landing, leave=layers.leave)
+    try:
+        runner = Layerwise(checkpoint, dtype=dtype, budget=budget, scratch=work)
+        layers = _Layers(checkpoint, family, runner, batches, work)
+        landing = None if work is None else Landing(work)
+        runner.run(batches, layers.visit, progress=progress, landing=landing, leave=layers.leave)
+    except NotLayerwiseError as error:
+        from proxies.profile_whole import profile_whole
+
+        size = sum(t.nbytes for t in checkpoint.tensors.values()) / 1e9
+        note(f"{error} The whole model is loaded instead, which takes {size:.1f} GB and more.")
+        return profile_whole(folder, batches)
     tokens = sum(t.numel() if m is None else int(m.sum()) for t, m in batches)
     return Profile(layers.profiles(), tokens, calibration_digest(batches), layers.masses(), layers.influences())
 
@@ -239,7 +249,7 @@ class _Layers:
         if layer in self._experts:
             module, router = self._experts[layer], router_rows(self._checkpoint, self._family, layer)
             sums, mass = _LayerSums(*router.shape), _Mass(router)
-            handle = module.register_forward_pre_hook(_collector(sums, self._mask, mass))
+            handle = module.register_forward_pre_hook(collector(sums, self._mask, mass))
             try:
                 yield
             finally:
@@ -296,33 +306,8 @@ def router_rows(checkpoint: Checkpoint, family: Family, layer: int) -> torch.Ten
     return read_tensor(checkpoint, name)
 
 
-def profile_whole(folder: Path, batches: Batches) -> Profile:
-    """The same profile with the whole model in memory at once, as an independent check of `profile`."""
-    import torch
-    import transformers
-    from transformers import AutoModelForCausalLM
-
-    transformers.utils.logging.disable_progress_bar()
-    checkpoint = Checkpoint.open(folder)
-    family = family_of_config(checkpoint.config)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
-    ).eval()
-    experts = modules_by_layer(model, family, "experts")
-    routers = {i: router_rows(checkpoint, family, i) for i in experts}
-    sums = {i: _LayerSums(*routers[i].shape) for i in experts}
-    keep: list[torch.Tensor] = []
-    for i, module in experts.items():
-        module.register_forward_pre_hook(_collector(sums[i], lambda: keep[-1]))
-    with torch.no_grad():
-        for tokens, mask in batches:
-            keep[:] = [(torch.ones_like(tokens) if mask is None else mask).reshape(-1).bool()]
-            model(input_ids=tokens, attention_mask=mask, use_cache=False)
-    count = sum(t.numel() if m is None else int(m.sum()) for t, m in batches)
-    return Profile({i: sums[i].profile(routers[i]) for i in sorted(sums)}, count, calibration_digest(batches))
-
-
-def _collector(sums: _LayerSums, mask: Callable[[], torch.Tensor], mass: _Mass | None = None) -> Callable[..., None]:
+def collector(sums: _LayerSums, mask: Callable[[], torch.Tensor], mass: _Mass | None = None) -> Callable[..., None]:
+    """A forward pre-hook for an experts module that adds the tokens which `mask` calls real to the sums."""
     busy = False
 
     def collect(module: Any, args: tuple[Any, ...]) -> None:

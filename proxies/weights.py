@@ -25,6 +25,10 @@ _SCALE = "_scale_inv"  # suffix of the inverse block scales of fp8 weights, as D
 _OWN_PAGES = 1 << 20  # bytes from which a tensor gets pages of its own
 
 
+class NotLayerwiseError(CheckpointError):
+    """The model cannot be run with one layer in memory; the whole of it could be."""
+
+
 @dataclass
 class _Group:
     """Tensors on disk that together make one or more tensors in memory; `converter` None where only the name differs.
@@ -297,7 +301,7 @@ def layer_modules(model: Any) -> dict[int, tuple[str, Any]]:
     """The decoder layers of a model, by index: name and module, in the order in which they run.
 
     Raises:
-        CheckpointError: the model does not say which modules its layers are.
+        NotLayerwiseError: the model does not say which modules its layers are.
     """
     classes: Mapping[str, Any] = dict.fromkeys(model._no_split_modules or ())
     found: dict[int, tuple[str, Any]] = {}
@@ -306,7 +310,7 @@ def layer_modules(model: Any) -> dict[int, tuple[str, Any]]:
         if match and type(module).__name__ in classes:
             found[int(match[1])] = (name, module)
     if not found or sorted(found) != list(range(len(found))):
-        raise CheckpointError(f"{type(model).__name__} does not say which of its modules are its decoder layers.")
+        raise NotLayerwiseError(f"{type(model).__name__} does not say which of its modules are its decoder layers.")
     return dict(sorted(found.items()))
 
 

@@ -126,8 +126,12 @@ def _build(
     return build_proxy(
         folder, out, experts, None if measured else batches_of(folder, calibration, tokens), strategy_name=strategy,
         seed=seed, layers=layers, measured=measured, dtype=_torch_dtype(dtype), budget=_bytes(budget_gb),
-        progress=shown.prepare,
+        progress=shown.prepare, note=_note,
     )  # fmt: skip
+
+
+def _note(text: str) -> None:
+    typer.echo(f"harness: {text}", err=True)
 
 
 def _load_profile(path: Path) -> Any:
@@ -234,7 +238,7 @@ def _measure(
     if batches is None:
         return profile_of_weights(checkpoint)
     tell = lambda done, total: shown.prepare("profiling the layers", done, total)  # noqa: E731
-    return run(folder, batches, tell, dtype=_torch_dtype(dtype), budget=_bytes(budget_gb))
+    return run(folder, batches, tell, dtype=_torch_dtype(dtype), budget=_bytes(budget_gb), note=_note)
 
 
 def _top_k(folder: Path) -> int:

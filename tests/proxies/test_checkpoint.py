@@ -185,6 +185,15 @@ def test_tokenizer_travels_and_pickles_and_code_do_not(original: Path, batches: 
     assert set(manifest["files"]) == expected
 
 
+def test_code_travels_where_the_configuration_refers_to_it(original: Path, batches: Batches, tmp_path: Path) -> None:
+    source = shutil.copytree(original, tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling_x.Model"}}))
+    (source / "modeling_x.py").write_text("raise RuntimeError('never run')\n")
+    build(source, tmp_path / "out", 4, batches)
+    assert (tmp_path / "out" / "modeling_x.py").read_bytes() == (source / "modeling_x.py").read_bytes()
+
+
 def tokens(*values: int) -> torch.Tensor:
     return torch.tensor([values])
 

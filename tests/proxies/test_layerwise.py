@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from proxies.checkpoint import Checkpoint, CheckpointError
 from proxies.layerwise import Landing, Layerwise
-from proxies.profile import profile, profile_whole
+from proxies.profile import profile
+from proxies.profile_whole import profile_whole
 from proxies.weights import dequantised
 
 BASE = {
@@ -238,3 +239,18 @@ def test_profile_of_weights_alone(tmp_path):
     router = tensors[f"{prefix}.gate.weight"].double()
     torch.testing.assert_close(found.layers[1].saliency, geometric * router.norm(dim=1), rtol=1e-6, atol=0)
     torch.testing.assert_close(found.layers[1].router, router)
+
+
+def test_model_that_hides_its_layers_is_loaded_as_a_whole(tmp_path, monkeypatch):
+    from transformers import Qwen3MoeForCausalLM, Qwen3MoePreTrainedModel
+
+    folder, given = save(tmp_path / "model", "qwen3_moe"), batches()
+    expected, notes = profile(folder, given), []
+    for kind in (Qwen3MoeForCausalLM, Qwen3MoePreTrainedModel):
+        monkeypatch.setattr(kind, "_no_split_modules", None)
+    found = profile(folder, given, note=notes.append)
+    (note,) = notes
+    assert "does not say which of its modules are its decoder layers" in note
+    assert "The whole model is loaded instead, which takes 0.0 GB and more" in note
+    for layer, theirs in expected.layers.items():
+        torch.testing.assert_close(found.layers[layer].saliency, theirs.saliency, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,47 @@
+"""The profile of a model that is in memory as a whole: for models that cannot be run layer by layer, and as a check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxies.checkpoint import Checkpoint
+from proxies.families import family_of_config
+from proxies.profile import (
+    Batches,
+    Profile,
+    _LayerSums,
+    calibration_digest,
+    collector,
+    modules_by_layer,
+    router_rows,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+def profile_whole(folder: Path, batches: Batches) -> Profile:
+    """The same profile as `proxies.profile.profile` gives, without top-k mass and block influence."""
+    import torch
+    import transformers
+    from transformers import AutoModelForCausalLM
+
+    transformers.utils.logging.disable_progress_bar()
+    checkpoint = Checkpoint.open(folder)
+    family = family_of_config(checkpoint.config)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
+    ).eval()
+    experts = modules_by_layer(model, family, "experts")
+    routers = {i: router_rows(checkpoint, family, i) for i in experts}
+    sums = {i: _LayerSums(*routers[i].shape) for i in experts}
+    keep: list[torch.Tensor] = []
+    for i, module in experts.items():
+        module.register_forward_pre_hook(collector(sums[i], lambda: keep[-1]))
+    with torch.no_grad():
+        for tokens, mask in batches:
+            keep[:] = [(torch.ones_like(tokens) if mask is None else mask).reshape(-1).bool()]
+            model(input_ids=tokens, attention_mask=mask, use_cache=False)
+    count = sum(t.numel() if m is None else int(m.sum()) for t, m in batches)
+    return Profile({i: sums[i].profile(routers[i]) for i in sorted(sums)}, count, calibration_digest(batches))

@@ -12,6 +12,9 @@ from harness.seams import Stage
         "https://github.com/mll-lab-nu/RAGEN/issues/58",
     ],
     expects=[Rises("kl")],
+    expected_verdict="INCONCLUSIVE",
+    reason="0.80 [0.68, 0.91] at 8 seeds, 0.80 [0.69, 0.90] at 12: KL grows exponentially in both models, from step 14 "
+    "in the original and 12 in the proxy, and the seeds of one model explode at different times",
 )
 def kl_sign_flipped(clean):
     """The KL term is subtracted from the loss instead of added, so that divergence is rewarded.

@@ -15,6 +15,9 @@ from harness.seams import Module
     expects=[Rises("logprob_gap")],
     moe=True,
     needs=["router"],
+    expected_verdict="PARTIAL",
+    reason="0.68 [0.64, 0.70] at 8 seeds: the expert layers are scaled by the mass of the chosen experts, 0.19 in the "
+    "original and 0.56 in the proxy, so entropy rises by 1.03 log units in the one and by 0.23 in the other",
 )
 def norm_topk_prob_ignored(clean):
     """The weights of the chosen experts are not renormalised to sum to one.

@@ -62,6 +62,92 @@ def test_faults_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["faults", "show", "nope"], capsys)[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "inside", "outside"),
+    [
+        (["--moe"], "router_logits_bf16", "grad_overflow"),
+        (["--seam", "router"], "norm_topk_prob_ignored", "swiglu_gate_up_swap"),
+        (["--seam", "stage", "--family", "precision"], "grad_overflow", "rmsnorm_no_fp32_upcast"),
+        (["--mode", "free"], "actor_update_omitted", "grad_overflow"),
+        (["--engine", "deepspeed"], "deepspeed_clipping_default", "grad_overflow"),
+        (["--engine", "torch"], "grad_overflow", "deepspeed_clipping_default"),
+    ],
+)
+def test_faults_list_by(words: list[str], inside: str, outside: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["faults", "list", *words, "--json"], capsys)
+    names = {f["name"] for f in json.loads(out)["faults"]}
+    assert code == 0
+    assert inside in names
+    assert outside not in names
+
+
+def test_faults_list_refuses_and_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, near in [
+        (["--seam", "roter"], "did you mean 'router'"),
+        (["--mode", "reply"], "did you mean 'replay'"),
+        (["--engine", "deepsped"], "did you mean 'deepspeed'"),
+    ]:
+        code, _, err = run(["faults", "list", *words], capsys)
+        assert (code, near in err) == (2, True), err
+    code, out, err = run(["faults", "list", "--moe", "--family", "framework"], capsys)
+    assert (code, out, err) == (0, "", "harness: no fault is all of that\n")
+    _, out, _ = run(["faults", "list", "--moe", "--family", "framework", "--json"], capsys)
+    assert json.loads(out)["faults"] == []
+
+
+def test_faults_show_says_what_to_expect_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(["faults", "show", "norm_topk_prob_ignored"], capsys)
+    assert "verdict      PARTIAL on tiny-qwen3-moe" in out
+    assert "0.19 in the original and 0.56 in the proxy" in out
+    _, out, _ = run(["faults", "show", "noop", "--json"], capsys)
+    assert json.loads(out)["faults"][0]["expected_verdict"] == "NO_EFFECT"
+
+
+def test_faults_new_then_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    root.mkdir()
+    (root / "__init__.py").write_text("", encoding="utf-8")
+    argv = ["faults", "new", "second_moment_wrong", "--family", "optimizer", "--seam", "step", "--out", str(root)]
+    code, out, _ = run(argv, capsys)
+    path = root / "optimizer" / "second_moment_wrong.py"
+    assert code == 0
+    assert f"harness faults check {path}" in out
+    assert (root / "optimizer" / "__init__.py").read_text(encoding="utf-8") == '"""Faults of this family."""\n'
+    before = path.read_text(encoding="utf-8")
+    code, _, err = run(argv, capsys)
+    assert (code, "exists already" in err) == (2, True)
+    assert path.read_text(encoding="utf-8") == before
+    try:
+        code, out, _ = run(["faults", "check", str(path), "--json"], capsys)
+        assert code == 1
+        data = json.loads(out)
+        assert data["schema"] == "harness/contract@1"
+        (found,) = data["faults"]
+        outcomes = {c["name"]: c["outcome"] for c in found["checks"]}
+        assert (found["name"], found["met"]) == ("second_moment_wrong", False)
+        assert {n for n, o in outcomes.items() if o == "fail"} == {"documentation", "references", "claims", "acts"}
+    finally:
+        from harness import catalogue
+
+        del catalogue._REGISTERED["second_moment_wrong"]
+    for words, message in [
+        (["Bad-Name"], "is no name for a fault"),
+        (["good_name", "--family", "optimiser"], "did you mean 'optimizer'"),
+        (["good_name", "--mode", "reply"], "did you mean 'replay'"),
+    ]:
+        code, _, err = run(["faults", "new", *words], capsys)
+        assert (code, message in err) == (2, True), err
+
+
+def test_faults_check_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["faults", "check", "deepspeed_clipping_default"], capsys)
+    assert code == 0
+    assert "  pass  configuration     deepspeed.gradient_clipping: 0.02 becomes 'missing', the rest is kept" in out
+    assert out.endswith("deepspeed_clipping_default meets its contract\n")
+    assert run(["faults", "check", "nope"], capsys)[0] == 2
+    assert run(["faults", "check", "nope.py"], capsys)[0] == 2
+
+
 def test_version_and_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"], capsys)[:2] == (0, f"harness {__version__}\n")
     code, out, err = run([], capsys)

@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # An installed accelerator plug-in must not break `import torch` on a machine without that accelerator.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: run test check format bench clean
+.PHONY: run test check format docs bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/harness run --fault grad_overflow
@@ -26,6 +26,10 @@ check: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/harness faults docs
+	$(BIN)/python -m experiments.failures
 
 bench: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.benchmarks.step

@@ -224,6 +224,53 @@ def check(
     raise typer.Exit(0 if all(met.values()) else 1)
 
 
+@app.command("docs")
+def docs(
+    out: Annotated[Path, typer.Option("--out", help="Folder to write the pages to.")] = Path("docs/catalogue"),
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="Draw every fault on its pair too; runs what the store does not hold.")
+    ] = False,
+    only: Annotated[str | None, typer.Option("--only", help="With --pictures: draw this fault alone.")] = None,
+) -> None:
+    """Write the catalogue as pages: an index and a page per fault and remedy."""
+    from harness import pages
+    from harness.catalogue import catalogue, find
+
+    check_folder(out.absolute())
+    if pictures or only is not None:
+        _draw(out, [find(only)] if only is not None else [f for f in catalogue().values() if not f.control])
+    drawn = {path.stem for path in out.glob("*.svg")}
+    for name in drawn - set(catalogue()):
+        (out / f"{name}.svg").unlink()
+    written = pages.pages(drawn)
+    for name, text in written.items():
+        write_text(out / name, text)
+    for path in out.glob("*.md"):
+        if path.name not in written and path.read_text(encoding="utf-8").startswith(pages.NOTE):
+            path.unlink()  # the page of an entry that is gone
+    typer.echo(f"{len(written)} pages, {len(drawn & set(catalogue()))} pictures: {out}")
+
+
+def _draw(out: Path, faults: list[FaultSpec]) -> None:
+    import os
+
+    from harness import pages
+    from harness.errors import HarnessError
+    from harness.store import harness_home
+
+    def drawn(fault: FaultSpec) -> None:
+        try:
+            svg = pages.picture(fault, harness_home(), workers=os.cpu_count() or 1)
+        except HarnessError as e:
+            typer.echo(f"harness: warning: no picture of {fault.name}: {e}", err=True)
+        else:
+            write_text(out / f"{fault.name}.svg", svg)
+
+    with clean_stdout():
+        for fault in faults:
+            drawn(fault)
+
+
 def _table(name: str, checks: list[Check], met: bool) -> None:
     typer.echo(name)
     for c in checks:

@@ -76,10 +76,10 @@ def page() -> str:
         "<!-- Written by `python -m experiments.failures`; edit experiments/failures.jsonl instead. -->",
         "# What fails in RL post-training",
         "",
-        f"{len(rows)} failures, drawn from {len(reports)} public reports. A failure is *in the catalogue* if a fault of "
-        "its name is, or one that cites one of its reports. *Ascend* and *both* are failures of which a report speaks "
-        "of an Ascend NPU, alone or beside others; of the rest no report does, which does not show that an NPU is free "
-        "of them. Class, stage and first symptom were assigned once, by hand, from a summary of each report.",
+        f"{len(rows)} failures, drawn from {len(reports)} public reports. A failure is *in the catalogue* if a fault "
+        "of its name is, or one that cites one of its reports. *Ascend* and *both* are failures of which a report "
+        "speaks of an Ascend NPU, alone or beside others; of the rest no report does, which does not show that an NPU "
+        "is free of them. Class, stage and first symptom were assigned once, by hand, from a summary of each report.",
         "",
         "The sample is what people chose to report in public and what was found by looking: its shares say where to "
         "look, not how often things fail.",

@@ -6,10 +6,8 @@ the same function over the catalogue; ``harness faults check`` runs it on a name
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib.util
-import re
 import sys
 import tempfile
 import traceback
@@ -20,22 +18,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.catalogue import Entry, FaultSpec, RemedySpec, catalogue, remedies
-from harness.claims import Claim
+from harness.declared import DECLARED, NotMetError
 from harness.errors import HarnessError, UsageError
-from harness.inject import rewrite_config, stages_of
-from harness.seams import Config, FaultRef, Probe, Schedule, Stage
+from harness.inject import stages_of
+from harness.seams import Probe, Schedule, Stage
 from harness.snapshot import changes, snapshot
-from harness.spec import Mode, RLSpec, load_pair, pair_names, validate
+from harness.spec import Mode
 from harness.testing import Bench, make_checkpoint
 from harness.trace import Trace, first_difference
 
-FILL_IN = "FILL IN"  # what ``harness faults new`` leaves for people to replace
 STEPS, ONSET, LONG = 3, 1, 10  # an arm of three steps, healthy in the first; a longer one for what shows late
-DEEPSPEED = {"gradient_clipping": 0.2, "zero_optimization": {"stage": 1}}
-
-
-class NotMetError(Exception):
-    """A check failed; the message is its sentence."""
 
 
 class NotTriedError(Exception):
@@ -139,116 +131,6 @@ class Trial:
         return trace, fired, changes(seen["before"], snapshot(seen["run"]))
 
 
-def documentation(spec: Entry) -> str:
-    """The three parts are there and filled in."""
-    if not spec.summary.endswith((".", "?")):
-        raise NotMetError("the docstring's first line must be one sentence that ends with a full stop")
-    for title in spec.titles:
-        if not spec.sections.get(title):
-            raise NotMetError(f"the docstring has no part {title!r}; it needs {', '.join(spec.titles)}")
-    for title, text in {"the first line": spec.summary, **spec.sections}.items():
-        if FILL_IN in text:
-            raise NotMetError(f"{title} of the docstring is still to be filled in")
-    return f"a summary and {', '.join(spec.titles)}"
-
-
-def references(spec: Entry) -> str:
-    """Every reference is a full URL, and there is one."""
-    for url in spec.seen_in:
-        if not re.fullmatch(r"https://[^\s/]+\.[^\s/]+/\S+", url):
-            raise NotMetError(f"seen_in has {url!r}, which is not a full URL (https://...)")
-    if not spec.seen_in and not (isinstance(spec, FaultSpec) and spec.control):
-        raise NotMetError("seen_in is empty: give the full URL of a report that you found and read")
-    if len(set(spec.seen_in)) != len(spec.seen_in):
-        raise NotMetError("seen_in names a report twice")
-    return f"{len(spec.seen_in)} reports by full URL" if spec.seen_in else "a control needs no report"
-
-
-def names(spec: Entry) -> str:
-    """Every other entry, pair and verdict that it names exists."""
-    if isinstance(spec, RemedySpec):
-        wrong = [n for n in spec.for_ if n not in catalogue()]
-        if wrong or not spec.for_:
-            raise NotMetError(f"for_ must name faults of the catalogue, got {wrong or 'none'}")
-        return f"for {', '.join(spec.for_)}"
-    assert isinstance(spec, FaultSpec)
-    known = set(catalogue()) - {spec.name}
-    if wrong := sorted(set(spec.look_alikes) - known):
-        raise NotMetError(f"look_alikes names {', '.join(wrong)}, which is no other fault of the catalogue")
-    if spec.remedy is not None and spec.remedy not in remedies():
-        raise NotMetError(f"remedy names {spec.remedy!r}, which is none; known: {', '.join(remedies())}")
-    if spec.pair not in pair_names():
-        raise NotMetError(f"pair names {spec.pair!r}, which is none; known: {', '.join(pair_names())}")
-    return f"expected on {spec.pair}: {spec.expected_verdict}" + (f" ({spec.reason})" if spec.reason else "")
-
-
-def claims(spec: Entry) -> str:
-    """There are claims, about metrics that exist and can respond in the fault's mode."""
-    from harness.fidelity.metrics import METRICS
-
-    assert isinstance(spec, FaultSpec)
-    if not spec.expects and not spec.control:
-        raise NotMetError("expects is empty: claim what faulted minus clean does, with the words of harness/claims.py")
-    for claim in spec.expects:
-        if claim.metric not in METRICS:
-            raise NotMetError(f"expects speaks of {claim.metric!r}, which is no metric; known: {', '.join(METRICS)}")
-        if not METRICS[claim.metric].observable(spec.mode):
-            raise NotMetError(
-                f"{claim.metric} cannot respond in {spec.mode} mode; claim another metric, or mode='free'"
-            )
-    return "; ".join(map(str, spec.expects)) or "a control claims nothing"
-
-
-def round_trip(spec: Entry) -> str:
-    """Reference and claims survive pickling and JSON."""
-    import json
-    import pickle
-
-    ref = spec.ref(schedule=Schedule(3, until=9, every=2))
-    if pickle.loads(pickle.dumps(ref)) != ref or FaultRef.from_dict(json.loads(json.dumps(ref.to_dict()))) != ref:
-        raise NotMetError("the reference does not survive pickling or JSON; options must be bool, int, float or str")
-    for claim in getattr(spec, "expects", ()):
-        if Claim.from_dict(claim.to_dict()) != claim:
-            raise NotMetError(f"the claim {claim} does not survive to_dict")
-    return "the reference survives pickling and JSON"
-
-
-def options(spec: Entry) -> str:
-    """An option that does not exist is refused, with the nearest one that does."""
-    for given, near in {"no_such_option": "", **{f"{name}x": name for name in spec.defaults}}.items():
-        if given in spec.defaults:
-            continue
-        try:
-            spec.ref({given: 1})
-        except UsageError as e:
-            if "unknown option" not in str(e) or (near and f"did you mean '{near}'" not in str(e)):
-                raise NotMetError(
-                    f"the refusal of option {given} does not name {near or 'what is known'}: {e}"
-                ) from None
-        else:
-            raise NotMetError(f"option {given} is taken although there is none")
-    return ", ".join(f"{k} = {v!r}" for k, v in spec.defaults.items()) or "none, and none is taken"
-
-
-def configuration(spec: Entry) -> str:
-    """A configuration fault changes its own key and keeps every other setting."""
-    assert isinstance(spec.seam, Config)
-    section, key = spec.seam.section, spec.seam.key
-    pair = load_pair(getattr(spec, "pair", "tiny-qwen3-moe"))
-    config: dict[str, Any] = pair.rl.model_dump() if section == "rl" else {**DEEPSPEED, **pair.deepspeed}
-    before = copy.deepcopy(config)
-    new = rewrite_config(spec, spec.ref(), config)  # type: ignore[arg-type]
-    if config != before:
-        raise NotMetError("it changes the configuration that it was given instead of returning another")
-    if new.get(key) == config.get(key):
-        raise NotMetError(f"{section}.{key} is what it was: {config.get(key)!r}")
-    if other := sorted(k for k in config if k != key and new.get(k, "missing") != config[k]):
-        raise NotMetError(f"it changes {', '.join(other)} besides {key}")
-    if section == "rl":
-        validate(RLSpec, new, "the rewritten rl settings")
-    return f"{section}.{key}: {config.get(key)!r} becomes {new.get(key, 'missing')!r}, the rest is kept"
-
-
 def asleep(trial: Trial) -> str:
     """Asleep, the run is bit-identical to a clean one."""
     mode = trial.spec.mode
@@ -338,15 +220,6 @@ def other_experts(trial: Trial) -> str:
     return "runs on a model with 8 experts and on one with 4"
 
 
-STATIC: Mapping[str, Callable[[Entry], str]] = {
-    "documentation": documentation,
-    "references": references,
-    "names": names,
-    "claims": claims,
-    "round trip": round_trip,
-    "options": options,
-    "configuration": configuration,
-}
 RUNNING: Mapping[str, Callable[[Trial], str]] = {
     "asleep": asleep,
     "fires": fires,
@@ -366,7 +239,7 @@ def applies(name: str, spec: Entry) -> bool:
         return spec.config
     if name == "measurement only":
         return isinstance(spec.seam, Probe)
-    return name in STATIC or not spec.config
+    return name in DECLARED or not spec.config
 
 
 def check_fault(spec: Entry, place: Workplace | None = None) -> list[Check]:
@@ -382,7 +255,7 @@ def check_fault(spec: Entry, place: Workplace | None = None) -> list[Check]:
     with ExitStack() as stack:
         if place is None and not spec.config:
             place = Workplace(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        checks = [_outcome(name, check, spec) for name, check in STATIC.items() if applies(name, spec)]
+        checks = [_outcome(name, check, spec) for name, check in DECLARED.items() if applies(name, spec)]
         if place is not None:
             trial = Trial(spec, place)
             running = {name: check for name, check in RUNNING.items() if applies(name, spec)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.catalogue import catalogue, remedies
-from harness.contract import FILL_IN
+from harness.declared import FILL_IN
 from harness.errors import UsageError, unknown
 from harness.rl.stages import Stage
 from harness.seams import OPERATORS, ROLES, SECTIONS, Config, Module, Operator, Probe

@@ -9,11 +9,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from harness.catalogue import FaultSpec, find
-from harness.inject import Injection, rewrite_config
+from harness.catalogue import Entry, FaultSpec, find, find_remedy
+from harness.inject import Injection, rewrite_config, steps_of
 from harness.plan import ArmJob
 from harness.rl import loop
-from harness.seams import Config
+from harness.seams import Config, FaultRef
 from harness.spec import RLSpec, RunSpec, validate
 from harness.store import Store, StoredRun
 from harness.trace import StepRecord, Trace, TraceWriter
@@ -53,13 +53,10 @@ def run_arm(job: ArmJob, report: Callable[[int, int], None]) -> StoredRun:
 
         run = Run(effective_spec(job.spec, fault), Path(job.folder), emit, _tape(store, job))
         tape = run.record_tape() if job.record else None
-        steps = run.contexts()
-        injection = None
-        if fault is not None and not fault.config:
-            injection = stack.enter_context(Injection(fault, job.spec.fault_ref, run))  # type: ignore[arg-type]
-            steps = injection.steps(steps)
+        host: Any = run
+        installed = [stack.enter_context(Injection(*entry, host)) for entry in entries(job.spec, fault)]
         ready = time.perf_counter()
-        loop.run(run.recorder.stages, run.recorder.steps(steps))
+        loop.run(run.recorder.stages, run.recorder.steps(steps_of(installed, run.contexts())))
         seconds = time.perf_counter() - ready
     if tape is not None:
         tape.save(folder / "tape.safetensors")
@@ -70,8 +67,18 @@ def run_arm(job: ArmJob, report: Callable[[int, int], None]) -> StoredRun:
         "parameters": run.parameters,
         "effective": run.engine.effective(),
     }
-    fired = 0 if injection is None else injection.fired
+    fired = installed[-1].fired if installed else 0  # a remedy may do without the fault's callable altogether
     return store.commit(job.key, folder, job.spec, Trace(records), fired, sidecar)
+
+
+def entries(spec: RunSpec, fault: FaultSpec | None) -> list[tuple[Entry, FaultRef]]:
+    """Return what is installed in a run, the outermost last: the fault, and around it the remedy."""
+    found: list[tuple[Entry, FaultRef]] = []
+    if fault is not None and spec.fault_ref is not None and not fault.config:
+        found.append((fault, spec.fault_ref))
+    if spec.remedy_ref is not None:
+        found.append((find_remedy(spec.remedy_ref.name), spec.remedy_ref))
+    return found
 
 
 def effective_spec(spec: RunSpec, fault: FaultSpec | None) -> RunSpec:

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 from harness import pairs, plan
 from harness.arm import run_arm
-from harness.catalogue import FaultSpec, find
+from harness.catalogue import Entry, FaultSpec, find, find_remedy
 from harness.claims import NonFinite
 from harness.errors import UsageError
 from harness.fleet import Event, Failure, Job, run_jobs
 from harness.inject import stages_of
 from harness.rl.engines import OWNED
-from harness.seams import Config
+from harness.seams import Config, Module
+from harness.spec import Condition
 from harness.store import Store, StoredRun
 from harness.trace import first_difference
 
 if TYPE_CHECKING:
-    from harness.fidelity import ArmSet, FidelityReport
+    from harness.fidelity import ArmSet, FidelityReport, Restoration
     from harness.plan import Arm, Request
 
 
@@ -37,6 +38,7 @@ class Experiment:
         ability: Exact-match rate of original, proxy and chance.
         severity_to_trip: Smallest severity tried that trips, per model; None for faults without a threshold.
         sets: The traces by model, as they were compared; empty if an arm crashed.
+        restoration: What the remedy does; None if none was asked for, or an arm crashed.
     """
 
     request: Request
@@ -46,6 +48,7 @@ class Experiment:
     ability: dict[str, float]
     severity_to_trip: dict[str, float | None] | None
     sets: Mapping[str, ArmSet]
+    restoration: Restoration | None = None
 
     @property
     def verdict(self) -> str:
@@ -60,6 +63,11 @@ class Experiment:
         first = self.failures[0]
         more = f" (and {len(self.failures) - 1} more arms)" if len(self.failures) > 1 else ""
         return f"{first.label} failed: {first.error}{more}"
+
+    @property
+    def conclusion(self) -> str:
+        """The reason, and what is to be said about the remedy."""
+        return self.reason if self.restoration is None else f"{self.reason} {self.restoration.reason}"
 
     @property
     def cost(self) -> dict[str, dict[str, float]]:
@@ -144,7 +152,21 @@ def reproduce(
         severity_to_trip=None if trips is None else (trips["original"], trips["proxy"]),
         expects=fault.expects,
     )
-    return Experiment(request, report, (), runs, ability, trips, sets)
+    restored = None if request.remedy is None else restore(request, report, runs, fault)
+    return Experiment(request, report, (), runs, ability, trips, sets, restored)
+
+
+def restore(
+    request: Request, faulted: FidelityReport, runs: tuple[tuple[Arm, StoredRun], ...], fault: FaultSpec
+) -> Restoration:
+    """Compare the remedied arms with their clean twins, and that with what the fault alone did."""
+    from harness.fidelity import compare, restoration
+
+    assert request.remedy is not None
+    sets = {model: arm_set(model, runs, fault, "remedied") for model in ("original", "proxy")}
+    onset = request.fault.schedule.onset
+    remedied = compare(sets["original"], sets["proxy"], mode=request.mode, onset=onset, bootstrap=1)
+    return restoration(request.remedy.name, faulted, remedied)
 
 
 def check(request: Request, fault: FaultSpec) -> None:
@@ -155,12 +177,16 @@ def check(request: Request, fault: FaultSpec) -> None:
     """
     if fault.engine is not None and fault.engine != request.engine:
         raise UsageError(f"fault {fault.name} needs the {fault.engine} engine; add --engine {fault.engine}")
-    taken = [s.value for s in stages_of(fault.seam) if s in OWNED[request.engine]]
-    if taken:
-        raise UsageError(
-            f"fault {fault.name} needs stage {', '.join(taken)}, which engine {request.engine} owns; "
-            "use --engine torch or a configuration fault"
-        )
+    entries: list[Entry] = [fault] if request.remedy is None else [fault, find_remedy(request.remedy.name)]
+    for entry in entries:
+        taken = [s.value for s in stages_of(entry.seam) if s in OWNED[request.engine]]
+        if taken:
+            raise UsageError(
+                f"{entry.kind} {entry.name} needs stage {', '.join(taken)}, which engine {request.engine} owns; "
+                "use --engine torch or a configuration fault"
+            )
+    if len(entries) == 2 and isinstance(fault.seam, Module) and isinstance(entries[1].seam, Module):
+        raise UsageError(f"{fault.name} and {entries[1].name} both replace the forward of modules; only one may")
     if not fault.config and request.fault.schedule.onset < 1:
         raise UsageError(
             f"onset must be at least 1 so that there is a healthy stretch, got {request.fault.schedule.onset}"
@@ -195,8 +221,10 @@ def run_arms(
     return results
 
 
-def arm_set(model: str, runs: tuple[tuple[Arm, StoredRun], ...], fault: FaultSpec) -> ArmSet:
-    """Collect one model's traces for the comparison."""
+def arm_set(
+    model: str, runs: tuple[tuple[Arm, StoredRun], ...], fault: FaultSpec, condition: Condition = "faulted"
+) -> ArmSet:
+    """Collect one model's traces for the comparison; ``condition`` is ``faulted`` or ``remedied``."""
     from harness.fidelity import ArmSet
 
     by = {(a.condition, a.seed): r for a, r in runs if a.model == model}
@@ -204,9 +232,12 @@ def arm_set(model: str, runs: tuple[tuple[Arm, StoredRun], ...], fault: FaultSpe
     clean = {s: by["clean", s] for s in seeds}
     return ArmSet(
         clean={s: r.trace() for s, r in clean.items()},
-        faulted={s: by["faulted", s].trace() for s in seeds},
+        faulted={s: by[condition, s].trace() for s in seeds},
         null={s: by["null", s].trace() for s in seeds},
-        fired={s: fired(fault, by["faulted", s], clean[s]) for s in seeds},
+        fired={
+            s: fired(fault, by["faulted", s], clean[s]) if condition == "faulted" else by[condition, s].fired
+            for s in seeds
+        },
     )
 
 

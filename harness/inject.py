@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from harness.errors import UsageError
 from harness.seams import Config, Host, Module, Operator, Probe, Schedule, Stage, describe_seam
 
 if TYPE_CHECKING:
-    from harness.catalogue import FaultSpec
+    from harness.catalogue import Entry, FaultSpec
     from harness.seams import FaultRef
 
 Undo = Callable[[], None]
@@ -26,8 +26,8 @@ class Injection(AbstractContextManager["Injection"]):
         fired: Number of steps in which the faulty callable ran at least once.
     """
 
-    def __init__(self, spec: FaultSpec, ref: FaultRef, host: Host) -> None:
-        """Check that the fault can be installed.
+    def __init__(self, spec: Entry, ref: FaultRef, host: Host) -> None:
+        """Check that the fault, or the remedy, can be installed.
 
         Raises:
             UsageError: If its seam is owned by the engine, matches nothing, or is a configuration seam.
@@ -64,15 +64,7 @@ class Injection(AbstractContextManager["Injection"]):
 
     def steps(self, contexts: Iterable[Any]) -> Iterator[Any]:
         """Pass contexts through to the loop, waking and putting to sleep between two of them."""
-        for ctx in contexts:
-            awake = self._schedule.awake(ctx.step)
-            if awake and not self._undo:
-                self._wake()
-            elif not awake and self._undo:
-                self._sleep()
-            self._ctx, self._ran = ctx, False
-            yield ctx
-            self.fired += self._ran
+        yield from steps_of([self], contexts)
 
     def _wake(self) -> None:
         seam = self._spec.seam
@@ -146,6 +138,26 @@ class Injection(AbstractContextManager["Injection"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._sleep()
+
+
+def steps_of(injections: Sequence[Injection], contexts: Iterable[Any]) -> Iterator[Any]:
+    """Pass contexts through to the loop; injections on one place wake in order and fall asleep in reverse.
+
+    Args:
+        injections: What is installed, the outermost last. Injections on one place need one schedule.
+        contexts: One context per step.
+    """
+    for ctx in contexts:
+        for injection in reversed(injections):
+            if injection._undo and not injection._schedule.awake(ctx.step):
+                injection._sleep()
+        for injection in injections:
+            if not injection._undo and injection._schedule.awake(ctx.step):
+                injection._wake()
+            injection._ctx, injection._ran = ctx, False
+        yield ctx
+        for injection in injections:
+            injection.fired += injection._ran
 
 
 def stages_of(seam: Any) -> tuple[Stage, ...]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from harness.catalogue import FaultSpec, find
+from harness.catalogue import Entry, find, find_remedy
 from harness.pairs import Prepared
 from harness.seams import FaultRef, Schedule
 from harness.spec import Condition, Engine, Mode, PairSpec, RunSpec
@@ -25,6 +24,7 @@ class Request:
         mode: ``replay`` or ``free``.
         engine: Training engine.
         seeds: Seeds of the arms.
+        remedy: A remedy that is tried in further arms, awake when the fault is; None for none.
     """
 
     pair: PairSpec
@@ -32,6 +32,7 @@ class Request:
     mode: Mode
     engine: Engine
     seeds: tuple[int, ...]
+    remedy: FaultRef | None = None
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,13 @@ class Planner:
 
     def __init__(self, request: Request, models: dict[str, Prepared], store: Store) -> None:
         self._request, self._models, self._store = request, models, store
-        self._code: dict[str | None, str] = {}
+        self._code: dict[tuple[str, ...], str] = {}
 
-    def _code_of(self, fault: FaultSpec | None) -> str:
-        name = None if fault is None else fault.name
-        if name not in self._code:
-            self._code[name] = code_digest(() if fault is None else fault_sources(fault))
-        return self._code[name]
+    def _code_of(self, *entries: Entry) -> str:
+        names = tuple(e.name for e in entries)
+        if names not in self._code:
+            self._code[names] = code_digest(path for e in entries for path in fault_sources(e))
+        return self._code[names]
 
     def arm(
         self,
@@ -99,6 +100,7 @@ class Planner:
         seed: int,
         fault: FaultRef | None = None,
         steps: int | None = None,
+        remedy: FaultRef | None = None,
     ) -> Arm:
         """Plan one run of one model.
 
@@ -108,6 +110,7 @@ class Planner:
             seed: Its seed.
             fault: What is installed in it.
             steps: Number of steps, where it is not the pair's.
+            remedy: What is installed around the fault.
         """
         request = self._request
         mode: Mode = "free" if condition == "tape" else request.mode
@@ -124,9 +127,13 @@ class Planner:
             steps=request.pair.steps if steps is None else steps,
             seed=seed,
             fault=None if fault is None else fault.to_dict(),
+            remedy=None if remedy is None else remedy.to_dict(),
         )
+        installed: list[Entry] = [] if fault is None else [find(fault.name)]
+        if remedy is not None:
+            installed.append(find_remedy(remedy.name))
         job = ArmJob(
-            key=spec.key(self._code_of(None if fault is None else find(fault.name))),
+            key=spec.key(self._code_of(*installed)),
             spec=spec,
             folder=str(self._models[model].folder),
             store=str(self._store.root),
@@ -136,17 +143,17 @@ class Planner:
         return Arm(model, condition, seed, job)
 
 
-def fault_sources(fault: FaultSpec) -> tuple[Path, ...]:
-    """Return the files that define a fault."""
-    code: Any = fault.factory.__code__
-    return (Path(code.co_filename),)
+def fault_sources(entry: Entry) -> tuple[Path, ...]:
+    """Return the files that define a fault or a remedy."""
+    return (Path(entry.source),)
 
 
 def plan(request: Request, planner: Planner) -> list[Arm]:
     """Return the arms of an experiment: {original, proxy} x {tape, clean, null, faulted} x seeds.
 
     A configuration fault acts from the first step, so nothing can be compared before its onset; a second clean run,
-    ``twin``, shows instead that clean runs are bit-identical.
+    ``twin``, shows instead that clean runs are bit-identical. With a remedy there is a ``remedied`` arm for every
+    faulted one.
     """
     fault = find(request.fault.name)
     onset = request.fault.schedule.onset
@@ -160,6 +167,8 @@ def plan(request: Request, planner: Planner) -> list[Arm]:
             arms.append(planner.arm(model, "clean", seed))
             arms.append(planner.arm(model, "null", seed, null))
             arms.append(planner.arm(model, "faulted", seed, request.fault))
+            if request.remedy is not None:
+                arms.append(planner.arm(model, "remedied", seed, request.fault, remedy=request.remedy))
             if fault.config:
                 arms.append(planner.arm(model, "twin", seed, never))
     return arms

@@ -127,7 +127,7 @@ def _sections(experiment: Experiment, tracking: TrackingRef | None) -> Iterator[
     colour = {"REPRODUCED": "good", "INCONCLUSIVE": "open", "PARTIAL": "open"}.get(experiment.verdict, "bad")
     yield f"<h1>{_e(fault.name)} on {_e(request.pair.name)}</h1>"
     yield f"<p>{_e(fault.summary)}</p>"
-    yield f'<p><span class="verdict {colour}">{_e(experiment.verdict)}</span> {_e(experiment.reason)}</p>'
+    yield f'<p><span class="verdict {colour}">{_e(experiment.verdict)}</span> {_e(experiment.conclusion)}</p>'
     if experiment.failures:
         rows = ([_e(f.label), _e(f.kind), _e(f.error)] for f in experiment.failures)
         yield "<h2>Arms that failed</h2>" + _table(("arm", "kind", "what happened"), rows)

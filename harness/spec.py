@@ -17,7 +17,7 @@ from harness.seams import FaultRef
 
 Mode = Literal["replay", "free"]
 Engine = Literal["torch", "deepspeed"]
-Condition = Literal["tape", "clean", "faulted", "null", "twin"]
+Condition = Literal["tape", "clean", "faulted", "null", "twin", "remedied"]
 Model = Literal["original", "proxy"]
 
 
@@ -204,6 +204,7 @@ class RunSpec(Frozen):
         steps: Number of steps.
         seed: Seed of every random draw.
         fault: The fault (or null control) that is installed, as plain data; None for a clean arm.
+        remedy: The remedy that is installed around the fault, as plain data; None for none.
     """
 
     weights: str
@@ -216,11 +217,17 @@ class RunSpec(Frozen):
     steps: int
     seed: int
     fault: dict[str, Any] | None = None
+    remedy: dict[str, Any] | None = None
 
     @property
     def fault_ref(self) -> FaultRef | None:
         """The fault as a value."""
         return None if self.fault is None else FaultRef.from_dict(self.fault)
+
+    @property
+    def remedy_ref(self) -> FaultRef | None:
+        """The remedy as a value."""
+        return None if self.remedy is None else FaultRef.from_dict(self.remedy)
 
     def key(self, code: str) -> str:
         """Return the content address of the run.

@@ -106,7 +106,7 @@ class Bench:
         Returns:
             The trace, and the number of steps in which the first fault fired.
         """
-        from harness.inject import Injection
+        from harness.inject import Injection, steps_of
         from harness.rl import loop
         from harness.rl.run import Run
         from harness.trace import Trace
@@ -117,15 +117,10 @@ class Bench:
         tape = run.record_tape() if record else None
         if inspect is not None:
             inspect(run)
-        installed = []
+        given = [ref for ref in faults if ref is not None]
         with ExitStack() as stack:
-            contexts: Any = run.contexts()
-            for ref in faults:
-                if ref is not None:
-                    entry: Any = find_entry(ref.name)
-                    installed.append(stack.enter_context(Injection(entry, ref, run)))
-                    contexts = installed[-1].steps(contexts)
-            loop.run(run.recorder.stages, run.recorder.steps(contexts))
+            installed = [stack.enter_context(Injection(find_entry(ref.name), ref, run)) for ref in given]
+            loop.run(run.recorder.stages, run.recorder.steps(steps_of(installed, run.contexts())))
         if tape is not None and record is not None:
             tape.save(record)
         return Trace(records), installed[0].fired if installed else 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from harness import experiment
+from harness.arm import entries
 from harness.catalogue import find
 from harness.errors import UsageError
 from harness.fleet import Failure
@@ -105,6 +106,33 @@ def test_severity_search_finds_the_threshold_to_half_an_octave(tmp_path: Path, t
     assert found["original"] < threshold * 2**0.5 * (1 + 1e-9)
     assert found["proxy"] is None if threshold * 2 > 65536 else found["proxy"] == pytest.approx(2 * found["original"])
     assert sum(calls) <= 2 * 7
+
+
+def test_a_remedy_adds_an_arm_beside_every_faulted_one(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from harness.catalogue import find_remedy
+
+    plain = request("grad_overflow")
+    asked = replace(plain, remedy=find_remedy("fp32_grad_norm").ref(schedule=Schedule(8)))
+    arms = plan(asked, planner(asked, tmp_path))
+    extra = [a for a in arms if a.condition == "remedied"]
+    assert len(arms) == 2 * 3 * 5
+    assert [(a.model, a.seed) for a in extra] == [(m, s) for m in ("original", "proxy") for s in range(3)]
+    assert {a.job.spec.fault_ref for a in extra} == {asked.fault}
+    assert {a.job.spec.remedy_ref for a in extra} == {asked.remedy}
+    assert {a.job.key for a in arms} - {a.job.key for a in extra} == {
+        a.job.key for a in plan(plain, planner(plain, tmp_path))
+    }
+    assert entries(extra[0].job.spec, find("grad_overflow")) == [
+        (find("grad_overflow"), asked.fault),
+        (find_remedy("fp32_grad_norm"), asked.remedy),
+    ]
+    on_deepspeed = replace(
+        request("deepspeed_clipping_default", engine="deepspeed", onset=0), remedy=find_remedy("fp32_grad_norm").ref()
+    )
+    with pytest.raises(UsageError, match="remedy fp32_grad_norm needs stage clip, which engine deepspeed owns"):
+        experiment.check(on_deepspeed, find("deepspeed_clipping_default"))
 
 
 def test_no_severity_is_searched_where_there_is_none_or_the_onset_is_never_reached(tmp_path: Path) -> None:

@@ -125,6 +125,21 @@ def _words(seam: str) -> set[str]:
     return {"stage" if word == "stages" else word for word in re.findall(r"[\w.]+", seam)}
 
 
+@app.command("remedies")
+def remedies_(json: Json = None) -> None:
+    """List the remedies."""
+    check_file(json)
+    from harness.catalogue import remedies
+
+    found = list(remedies().values())
+    if json is not None:
+        write_json({"schema": SCHEMA, "remedies": [describe_remedy(r) for r in found]}, json)
+    if json != "-":
+        width = max((len(r.name) for r in found), default=0)
+        for r in found:
+            typer.echo(_filled(f"{r.name:<{width}}  ", f"{r.summary} For: {', '.join(r.for_)}."))
+
+
 @app.command("show")
 def show(name: Annotated[str, typer.Argument(help="Name of a fault or remedy.")], json: Json = None) -> None:
     """Show everything that is known about a fault, or a remedy."""

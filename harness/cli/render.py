@@ -36,6 +36,7 @@ def to_json(experiment: Experiment, report: Path, tracking: TrackingRef | None) 
             "verdict": experiment.verdict,
             "reason": experiment.reason,
             "severity_to_trip": experiment.severity_to_trip,
+            "remedy": _remedy(experiment),
             "spec": {
                 "pair": request.pair.model_dump(mode="json"),
                 "fault": request.fault.to_dict(),
@@ -61,6 +62,14 @@ def to_json(experiment: Experiment, report: Path, tracking: TrackingRef | None) 
     return data
 
 
+def _remedy(experiment: Experiment) -> dict[str, Any] | None:
+    ref = experiment.request.remedy
+    if ref is None:
+        return None
+    found = {} if experiment.restoration is None else experiment.restoration.to_json()
+    return {"name": ref.name, "options": dict(ref.options), **found}
+
+
 def tags(experiment: Experiment) -> dict[str, str]:
     """Return the tags of an experiment's MLflow runs."""
     request = experiment.request
@@ -70,6 +79,7 @@ def tags(experiment: Experiment) -> dict[str, str]:
         "mode": request.mode,
         "engine": request.engine,
         "verdict": experiment.verdict,
+        **({} if request.remedy is None else {"remedy": request.remedy.name}),
         **{f"version.{name}": value for name, value in experiment.versions.items()},
     }
 
@@ -121,6 +131,8 @@ def show(experiment: Experiment, report: Path, tracking: TrackingRef | None) -> 
         ci = experiment.report.ci
         console.print(f"fidelity: {experiment.report.overall:.2f}" + (f" [{ci[0]:.2f}, {ci[1]:.2f}]" if ci else ""))
     console.print(f"\n{experiment.verdict}: {experiment.reason}")
+    if experiment.restoration is not None:
+        console.print(f"remedy: {experiment.restoration.reason}")
     _path(console, "report", str(report))
     if tracking is not None:
         _path(console, "MLflow", f"{tracking.tracking_uri} run {tracking.run_id}")

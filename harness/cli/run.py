@@ -42,7 +42,11 @@ def run(
     onset: Annotated[int | None, typer.Option("--onset", min=0, help="Step at which the fault wakes.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="GROUP.KEY=VALUE", help="fault.OPTION, fault.severity, rl.KEY or schedule.KEY."),
+        typer.Option(
+            "--set",
+            metavar="GROUP.KEY=VALUE",
+            help="KEY of rl or schedule, OPTION of fault or remedy.",
+        ),
     ] = None,
     mode: Annotated[Literal["replay", "free"] | None, typer.Option("--mode", help="Default: the fault's.")] = None,
     engine: Annotated[
@@ -50,6 +54,9 @@ def run(
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes; default: CPUs.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the report and the JSON.")] = None,
+    remedy: Annotated[
+        str | None, typer.Option("--remedy", help="Also run fault and remedy together; is the clean response restored?")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     json: Json = None,
 ) -> None:
@@ -58,7 +65,7 @@ def run(
     Exit status: 0 REPRODUCED; 1 PARTIAL, NOT_REPRODUCED, NO_EFFECT or VOID; 2 usage; 3 CRASHED or environment;
     4 INCONCLUSIVE; 130 interrupted.
     """
-    request = build_request(fault, pair, seeds, seed_start, steps, onset, settings or [], mode, engine)
+    request = build_request(fault, pair, seeds, seed_start, steps, onset, settings or [], mode, engine, remedy)
     folder = (out or Path("out") / f"{fault}-{request.pair.name}-{request.mode}").absolute()
     check_folder(folder)
     check_file(json)
@@ -101,18 +108,22 @@ def build_request(
     settings: list[str],
     mode: Literal["replay", "free"] | None,
     engine: Literal["torch", "deepspeed"] | None,
+    remedy: str | None = None,
 ) -> Request:
     """Turn the words of the command line into a request.
 
     Raises:
         UsageError: If a name, an option or a number does not fit.
     """
-    from harness.catalogue import find
+    from harness.catalogue import find, find_remedy
     from harness.plan import Request
     from harness.spec import PairSpec, load_pair, validate
 
     spec = find(fault)
-    given = parse_settings(settings, ("fault", "rl", "schedule"))
+    given = parse_settings(settings, ("fault", "rl", "schedule", "remedy"))
+    cure = None if remedy is None else find_remedy(remedy)
+    if cure is None and given["remedy"]:
+        raise UsageError("--set remedy. needs --remedy NAME; harness faults remedies lists them")
     base = load_pair(pair)
     count = base.seeds if seeds is None else seeds
     length = base.steps if steps is None else steps
@@ -128,6 +139,7 @@ def build_request(
         mode=mode or spec.mode,
         engine=engine or ("deepspeed" if spec.engine == "deepspeed" else "torch"),
         seeds=tuple(range(seed_start, seed_start + count)),
+        remedy=None if cure is None else cure.ref(given["remedy"], schedule),
     )
 
 

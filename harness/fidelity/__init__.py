@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from harness.fidelity.align import ArmSet as ArmSet
     from harness.fidelity.metrics import DEFAULT as DEFAULT
     from harness.fidelity.metrics import Thresholds as Thresholds
+    from harness.fidelity.restore import Restoration as Restoration
+    from harness.fidelity.restore import restoration as restoration
     from harness.fidelity.symptoms import Symptom as Symptom
     from harness.fidelity.symptoms import holds as holds
     from harness.fidelity.verdict import FidelityReport as FidelityReport
@@ -21,13 +23,26 @@ _HOME = {
     "ArmSet": "align",
     "DEFAULT": "metrics",
     "FidelityReport": "verdict",
+    "Restoration": "restore",
     "Symptom": "symptoms",
     "Thresholds": "metrics",
     "compare": "verdict",
     "holds": "symptoms",
     "responses": "verdict",
+    "restoration": "restore",
 }
-__all__ = ["DEFAULT", "ArmSet", "FidelityReport", "Symptom", "Thresholds", "compare", "holds", "responses"]
+__all__ = [
+    "DEFAULT",
+    "ArmSet",
+    "FidelityReport",
+    "Restoration",
+    "Symptom",
+    "Thresholds",
+    "compare",
+    "holds",
+    "responses",
+    "restoration",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -103,6 +103,19 @@ def test_faults_show_says_what_to_expect_and_why(capsys: pytest.CaptureFixture[s
     assert json.loads(out)["faults"][0]["expected_verdict"] == "NO_EFFECT"
 
 
+def test_remedies_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["faults", "remedies"], capsys)
+    assert code == 0
+    assert "For: grad_overflow." in out
+    _, out, _ = run(["faults", "remedies", "--json"], capsys)
+    (found,) = [r for r in json.loads(out)["remedies"] if r["name"] == "truncated_importance_sampling"]
+    assert found["options"] == {"cap": 2.0}
+    code, out, _ = run(["faults", "show", "resync"], capsys)
+    assert code == 0
+    assert "What it costs: " in out
+    assert "for          stale_rollout_weights" in out
+
+
 def test_faults_new_then_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     root = tmp_path / "mine"
     root.mkdir()

@@ -53,6 +53,30 @@ def test_skipping_stops_a_run_that_would_be_lost(bench: Bench) -> None:
     assert math.isfinite(late(remedied, "entropy"))
 
 
+def test_fault_and_remedy_fall_asleep_together_and_leave_the_clean_stage(bench: Bench) -> None:
+    from harness.contract import changes, snapshot
+
+    seen: dict[str, object] = {}
+    stages: list[object] = []
+
+    def inspect(run: object) -> None:
+        prompts = run.stages.prompts
+
+        def watched(ctx: object) -> object:
+            stages.append(run.stages.sync)
+            return prompts(ctx)
+
+        run.stages.prompts = watched
+        seen.update(run=run, before=snapshot(run), sync=run.stages.sync)
+
+    briefly = Schedule(1, until=2)
+    refs = [find("stale_rollout_weights").ref(schedule=briefly), find_remedy("resync").ref(schedule=briefly)]
+    trace, _ = bench.run("replay", *refs, steps=STEPS, inspect=inspect)
+    assert [s is seen["sync"] for s in stages] == [True, False, True, True]
+    assert changes(seen["before"], snapshot(seen["run"])) == []
+    assert first_difference(trace, bench.run("replay", steps=STEPS)[0]) is None
+
+
 @pytest.mark.parametrize("name", ["fp32_grad_norm", "nonfinite_step_skipped", "resync"])
 def test_neutral_on_a_healthy_run(name: str, bench: Bench) -> None:
     clean, _ = bench.run("replay", steps=STEPS)

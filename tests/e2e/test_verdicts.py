@@ -50,6 +50,20 @@ def test_noop_has_no_effect(harness: Harness, tmp_path: Path) -> None:
     assert all(found["original/null", s] != found["original/clean", s] for s in range(3))
 
 
+def test_a_remedy_is_judged_in_both_models(harness: Harness, tmp_path: Path) -> None:
+    data = harness.run("grad_overflow", "--remedy", "fp32_grad_norm", out=tmp_path, check=0)
+    assert data["verdict"] == "REPRODUCED"
+    assert data["remedy"]["outcome"] == {"original": "RESTORED", "proxy": "RESTORED"}
+    assert data["remedy"]["agrees"] is True
+    assert "grad_norm" in data["remedy"]["cured"]["original"]
+    found = digests(data)
+    assert all(found[f"{m}/remedied", s] == found[f"{m}/clean", s] for m in ("original", "proxy") for s in range(3))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "fp32_grad_norm restores the clean response of the original" in page
+    data = harness.run("stale_rollout_weights", "--remedy", "fp32_grad_norm", out=tmp_path)
+    assert data["remedy"]["outcome"] == {"original": "NOT_RESTORED", "proxy": "NOT_RESTORED"}
+
+
 def test_a_schedule_that_never_wakes_is_void(harness: Harness, tmp_path: Path) -> None:
     data = harness.run("grad_overflow", "--onset", "99", out=tmp_path, check=1)
     assert data["verdict"] == "VOID"

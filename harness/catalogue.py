@@ -140,7 +140,8 @@ class RemedySpec(Entry):
     """A change that makes a symptom go away without removing the fault.
 
     Attributes:
-        for_: Names of the faults that it is meant for.
+        for_: Names of the faults whose clean response it was seen to give back, or whose reports settled on it; empty
+            if there is none in the catalogue.
     """
 
     kind: ClassVar[str] = "remedy"

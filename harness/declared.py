@@ -56,9 +56,9 @@ def names(spec: Entry) -> str:
     """Every other entry, pair and verdict that it names exists."""
     if isinstance(spec, RemedySpec):
         wrong = [n for n in spec.for_ if n not in catalogue()]
-        if wrong or not spec.for_:
-            raise NotMetError(f"for_ must name faults of the catalogue, got {wrong or 'none'}")
-        return f"for {', '.join(spec.for_)}"
+        if wrong:
+            raise NotMetError(f"for_ must name faults of the catalogue, got {', '.join(wrong)}")
+        return f"for {', '.join(spec.for_) or 'no fault of the catalogue yet'}"
     assert isinstance(spec, FaultSpec)
     known = set(catalogue()) - {spec.name}
     if wrong := sorted(set(spec.look_alikes) - known):

@@ -6,7 +6,7 @@ from harness.seams import Stage
 
 @remedy(
     seam=Stage.LOSS,
-    for_=["router_logits_bf16", "rmsnorm_no_fp32_upcast"],
+    for_=[],
     seen_in=["https://arxiv.org/abs/2507.18071"],
 )
 def gspo_sequence_ratio(clean):

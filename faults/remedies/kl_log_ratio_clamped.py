@@ -6,7 +6,7 @@ from harness.seams import Stage
 
 @remedy(
     seam=Stage.LOSS,
-    for_=["kl_sign_flipped"],
+    for_=[],
     seen_in=[
         "https://github.com/OpenRLHF/OpenRLHF/pull/1160",
         "https://github.com/OpenRLHF/OpenRLHF/pull/1335",

@@ -6,7 +6,7 @@ from harness.seams import Stage
 
 @remedy(
     seam=Stage.LOSS,
-    for_=["router_logits_bf16", "rollout_logprob_precision"],
+    for_=[],
     seen_in=[
         "https://github.com/verl-project/verl/pull/3750",
         "https://github.com/modelscope/ms-swift/pull/6678",

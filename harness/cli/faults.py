@@ -137,7 +137,8 @@ def remedies_(json: Json = None) -> None:
     if json != "-":
         width = max((len(r.name) for r in found), default=0)
         for r in found:
-            typer.echo(_filled(f"{r.name:<{width}}  ", f"{r.summary} For: {', '.join(r.for_)}."))
+            meant = f" For: {', '.join(r.for_)}." if r.for_ else ""
+            typer.echo(_filled(f"{r.name:<{width}}  ", r.summary + meant))
 
 
 @app.command("show")

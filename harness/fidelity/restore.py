@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.fidelity.report import FidelityReport
+from harness.fidelity.symptoms import Symptom
 
 Outcome = Literal["RESTORED", "PARTLY", "NOT_RESTORED", "NOTHING_TO_RESTORE", "UNKNOWN"]
 MODELS = ("original", "proxy")
+EASED = 0.25  # a response of at most this share of what it was counts as eased
 PHRASES: dict[Outcome, str] = {
     "RESTORED": "restores the clean response of the {model}",
     "PARTLY": "restores part of the clean response of the {model}",
@@ -24,10 +27,11 @@ class Restoration:
     """What a remedy does to a fault's response, by model.
 
     Attributes:
-        outcome: RESTORED if no metric responds any more; PARTLY if some that did no longer do; NOT_RESTORED if all of
-            them still do; NOTHING_TO_RESTORE if none did; UNKNOWN if the arms could not be compared.
+        outcome: RESTORED if no metric responds any more; PARTLY if some that did are cured or eased; NOT_RESTORED if
+            none is; NOTHING_TO_RESTORE if none responded; UNKNOWN if the arms could not be compared.
         cured: Metrics that respond to the fault and no longer do with the remedy.
         remaining: Metrics that respond with and without it.
+        eased: Those of the remaining whose response is at most ``EASED`` of what it was, or finite where it was not.
         added: Metrics that respond only with the remedy.
         reason: All of that in a sentence.
     """
@@ -36,6 +40,7 @@ class Restoration:
     reason: str
     cured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     remaining: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    eased: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     added: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -46,7 +51,7 @@ class Restoration:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data."""
-        parts = {"cured": self.cured, "remaining": self.remaining, "added": self.added}
+        parts = {"cured": self.cured, "remaining": self.remaining, "eased": self.eased, "added": self.added}
         return {
             "outcome": dict(self.outcome),
             "agrees": self.agrees,
@@ -71,30 +76,39 @@ def restoration(remedy: str, faulted: FidelityReport, remedied: FidelityReport) 
     cured = {m: tuple(x for x in before[m] if x not in after[m]) for m in MODELS}
     remaining = {m: tuple(x for x in before[m] if x in after[m]) for m in MODELS}
     added = {m: tuple(x for x in after[m] if x not in before[m]) for m in MODELS}
-    outcome = {m: _outcome(before[m], cured[m], after[m]) for m in MODELS}
-    told = [_told(outcome[m], m, cured[m], remaining[m], added[m]) for m in MODELS]
-    return Restoration(outcome, f"{remedy} {told[0]}, and {told[1]}.", cured, remaining, added)
+    eased = {
+        m: tuple(x for x in remaining[m] if _shrunk(faulted.symptoms[m][x], remedied.symptoms[m][x])) for m in MODELS
+    }
+    outcome = {m: _outcome(before[m], cured[m] + eased[m], after[m]) for m in MODELS}
+    told = [_told(outcome[m], m, cured[m], remaining[m], eased[m], added[m]) for m in MODELS]
+    return Restoration(outcome, f"{remedy} {told[0]}, and {told[1]}.", cured, remaining, eased, added)
+
+
+def _shrunk(before: Symptom, after: Symptom) -> bool:
+    if not math.isfinite(after.size):
+        return False
+    return not math.isfinite(before.size) or abs(after.size) <= EASED * abs(before.size)
 
 
 def _responding(report: FidelityReport, model: str) -> tuple[str, ...]:
     return tuple(m for m, symptom in report.symptoms[model].items() if symptom.kind != "none")
 
 
-def _outcome(before: tuple[str, ...], cured: tuple[str, ...], after: tuple[str, ...]) -> Outcome:
+def _outcome(before: tuple[str, ...], better: tuple[str, ...], after: tuple[str, ...]) -> Outcome:
     if not before:
         return "NOTHING_TO_RESTORE"
     if not after:
         return "RESTORED"
-    return "PARTLY" if cured else "NOT_RESTORED"
+    return "PARTLY" if better else "NOT_RESTORED"
 
 
-def _told(
-    outcome: Outcome, model: str, cured: tuple[str, ...], remaining: tuple[str, ...], added: tuple[str, ...]
-) -> str:
+def _told(outcome: Outcome, model: str, *lists: tuple[str, ...]) -> str:
+    cured, remaining, eased, added = lists
     notes = []
     if remaining:
+        less = f", {len(eased)} of them far less" if eased else ""
         total = len(cured) + len(remaining)
-        notes.append(f"{len(remaining)} of {total} metrics still respond: {_few(remaining)}")
+        notes.append(f"{len(remaining)} of {total} metrics still respond{less}: {_few(remaining)}")
     if added:
         notes.append(f"only with it do {_few(added)}")
     return PHRASES[outcome].format(model=model) + (f" ({'; '.join(notes)})" if notes else "")

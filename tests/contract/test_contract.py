@@ -190,6 +190,33 @@ def test_each_check_fails_for_the_fault_that_breaks_it(name: str, place: Workpla
         assert set(failed) == {check}
 
 
+def test_a_remedy_for_a_fault_that_does_not_exist(place: Workplace, tmp_path: Path) -> None:
+    file = tmp_path / "plugin" / "cures.py"
+    file.parent.mkdir()
+    file.write_text(
+        HEAD.replace("import fault", "import fault, remedy")
+        + '''
+
+@remedy(seam=Stage.LOSS, for_=["grad_overflow", "no_such_fault"], seen_in=[URL])
+def cures_nothing(clean):
+    """Lets everything pass.
+
+    What it does: nothing.
+    In the wild: nowhere.
+    What it costs: nothing.
+    """
+    return lambda ctx, forward: clean(ctx, forward)
+''',
+        encoding="utf-8",
+    )
+    try:
+        (entry,) = load_file(file)
+        failed = {c.name: c.sentence for c in check_fault(entry, place) if c.outcome == "fail"}
+    finally:
+        del catalogue._REMEDIES["cures_nothing"]
+    assert failed == {"names": "for_ must name faults of the catalogue, got no_such_fault"}
+
+
 def test_scaffold_imports_passes_lint_and_says_what_to_fill_in(place: Workplace, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     stages = ("loss", "prompts", "old_logprobs,logprobs", "clip,sync")

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from harness.fidelity import FidelityReport, Symptom, restoration
@@ -48,6 +51,29 @@ def test_lists_and_sentence() -> None:
         "it do kl), and restores the clean response of the proxy."
     )
     assert found.to_json()["remaining"] == {"original": ["grad_norm"], "proxy": []}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "eased"),
+    [
+        (4.0, 1.0, True),
+        (4.0, 1.1, False),
+        (-4.0, 1.0, True),
+        (math.inf, 9.0, True),
+        (math.nan, math.inf, False),
+        (1.0, math.nan, False),
+    ],
+)
+def test_a_response_that_has_shrunk_is_eased(before: float, after: float, eased: bool) -> None:
+    def sized(size: float) -> FidelityReport:
+        found = replace(symptom("level_shift"), size=size)
+        symptoms = {model: {"loss": found} for model in ("original", "proxy")}
+        return replace(report("", ""), symptoms=symptoms)
+
+    found = restoration("cure", sized(before), sized(after))
+    assert found.outcome["proxy"] == ("PARTLY" if eased else "NOT_RESTORED")
+    assert found.eased["proxy"] == (("loss",) if eased else ())
+    assert ("1 of them far less" in found.reason) is eased
 
 
 def test_what_was_not_compared_is_unknown() -> None:

@@ -44,6 +44,7 @@ class Entry:
         seen_in: URLs of real reports.
         engine: Engine that it needs; None for any.
         needs: Module roles or features that a model must have.
+        control: True for a healthy arm (a null, or ``noop``): part of the experiment, not a failure.
         defaults: Options and their defaults.
     """
 
@@ -58,6 +59,7 @@ class Entry:
     seen_in: tuple[str, ...]
     engine: str | None = None
     needs: tuple[str, ...] = ()
+    control: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -112,7 +114,6 @@ class FaultSpec(Entry):
         threshold: True if the fault does nothing until its severity trips it.
         moe: True if only a mixture-of-experts model can have it.
         look_alikes: Names of faults with a similar signature.
-        control: True for a healthy arm (a null, or ``noop``): part of the experiment, not a failure.
         remedy: Name of the remedy that its reports settled on; None if only removing the fault helps, or if it is
             for the remedies to say (``remedy_for``).
         pair: Pair on which it is shown.
@@ -128,7 +129,6 @@ class FaultSpec(Entry):
     threshold: bool = False
     moe: bool = False
     look_alikes: tuple[str, ...] = ()
-    control: bool = False
     remedy: str | None = None
     pair: str = PAIR
     expected_verdict: Verdict = "REPRODUCED"

@@ -76,12 +76,12 @@ class Workplace:
         """The one with half as many experts."""
         return Bench(make_checkpoint(self._folder / "proxy", experts=4, seed=1), self.bench.tape)
 
-    def clean(self, mode: Mode, steps: int = STEPS, other: bool = False) -> Trace:
-        """Return a trace without a fault, run once."""
-        key = (mode, steps, other)
+    def clean(self, spec: Entry, steps: int = STEPS, *, other: bool = False) -> Trace:
+        """Return the clean twin of an entry's arms, run once."""
+        key = (spec.mode, steps, other)
         if key not in self._clean:
             bench = self.other if other else self.bench
-            self._clean[key] = bench.run(mode, steps=steps)[0]
+            self._clean[key] = bench.run(spec.mode, steps=steps)[0]
         return self._clean[key]
 
 
@@ -137,7 +137,7 @@ def asleep(trial: Trial) -> str:
     trace, fired = trial.place.bench.run(mode, trial.spec.ref(schedule=Schedule(99)), steps=STEPS)
     if fired:
         raise NotMetError(f"it ran in {fired} steps although it was asleep")
-    if found := first_difference(trace, trial.place.clean(mode)):
+    if found := first_difference(trace, trial.place.clean(trial.spec)):
         raise NotMetError(f"asleep, {found[1]} at step {found[0]} is not the clean run's")
     return "bit-identical to the clean run"
 
@@ -145,7 +145,7 @@ def asleep(trial: Trial) -> str:
 def fires(trial: Trial) -> str:
     """It runs in every step from its onset on, and not before."""
     trace, fired, _ = trial.awake
-    if found := first_difference(trace.window(0, ONSET), trial.place.clean(trial.spec.mode).window(0, ONSET)):
+    if found := first_difference(trace.window(0, ONSET), trial.place.clean(trial.spec).window(0, ONSET)):
         raise NotMetError(f"{found[1]} at step {found[0]} differs before the onset at step {ONSET}")
     if fired != STEPS - ONSET:
         raise NotMetError(f"it ran in {fired} of {STEPS - ONSET} steps in which it was awake")
@@ -166,16 +166,16 @@ def deterministic(trial: Trial) -> str:
 def acts(trial: Trial) -> str:
     """Awake, the trace is another one."""
     spec, place = trial.spec, trial.place
-    if getattr(spec, "control", False) or isinstance(spec, RemedySpec):
+    if spec.control or isinstance(spec, RemedySpec):
         raise NotTriedError("a healthy run may stay as it is")
     if getattr(spec, "threshold", False):
         raise NotTriedError(
             f"acts above a threshold of {getattr(spec, 'severity', None)}, which a tiny model need not reach"
         )
-    if found := first_difference(trial.awake[0], place.clean(spec.mode)):
+    if found := first_difference(trial.awake[0], place.clean(spec)):
         return f"{found[1]} differs at step {found[0]}"
     trace, _ = place.bench.run(spec.mode, spec.ref(schedule=Schedule(ONSET)), steps=LONG)
-    if found := first_difference(trace, place.clean(spec.mode, LONG)):
+    if found := first_difference(trace, place.clean(spec, LONG)):
         return f"{found[1]} differs at step {found[0]}"
     raise NotMetError(f"it runs, but the trace of {LONG} steps is the clean run's")
 
@@ -183,7 +183,7 @@ def acts(trial: Trial) -> str:
 def measurement_only(trial: Trial) -> str:
     """A fault on a probe changes that number and nothing else."""
     assert isinstance(trial.spec.seam, Probe)
-    trace, clean = trial.awake[0], trial.place.clean(trial.spec.mode)
+    trace, clean = trial.awake[0], trial.place.clean(trial.spec)
     metrics = sorted({m for record in (*trace, *clean) for m in record.metrics} - {trial.spec.seam.name})
     for metric in metrics:
         if not _same(trace.column(metric), clean.column(metric)):
@@ -215,7 +215,7 @@ def other_experts(trial: Trial) -> str:
     trace, fired = trial.place.other.run(mode, ref, steps=STEPS)
     if fired != STEPS - ONSET:
         raise NotMetError(f"on a model with 4 experts it ran in {fired} of {STEPS - ONSET} steps")
-    if first_difference(trace.window(0, ONSET), trial.place.clean(mode, other=True).window(0, ONSET)):
+    if first_difference(trace.window(0, ONSET), trial.place.clean(trial.spec, other=True).window(0, ONSET)):
         raise NotMetError("on a model with 4 experts the trace differs before the onset")
     return "runs on a model with 8 experts and on one with 4"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 
 from harness.catalogue import Entry
@@ -23,7 +24,7 @@ def mechanism(spec: Entry) -> tuple[str, str]:
     bound |= {n.arg for n in ast.walk(function) if isinstance(n, ast.arg)}
     bound |= {n.name for n in ast.walk(function) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     plain = _Normal(bound).visit(function)
-    return describe_seam(spec.seam).partition(" (")[0], ast.dump(plain)
+    return re.sub(r"\((trainer|rollout|both)\b", "(", describe_seam(spec.seam)), ast.dump(plain)
 
 
 class _Normal(ast.NodeTransformer):

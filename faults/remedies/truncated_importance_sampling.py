@@ -6,7 +6,7 @@ from harness.seams import Stage
 
 @remedy(
     seam=Stage.LOSS,
-    for_=["rollout_logprob_precision", "stale_rollout_weights", "router_logits_bf16"],
+    for_=["stale_rollout_weights"],
     seen_in=[
         "https://github.com/verl-project/verl/pull/2953",
         "https://github.com/huggingface/trl/pull/3867",

@@ -46,14 +46,14 @@ def test_names_of_faults_and_remedies_are_apart() -> None:
 def test_the_fault_that_does_nothing_does_nothing(place: Workplace) -> None:
     trace, fired = place.bench.run("replay", find("noop").ref(schedule=Schedule(1)), steps=STEPS)
     assert fired == 2
-    assert first_difference(trace, place.clean("replay")) is None
+    assert first_difference(trace, place.clean(find("noop"))) is None
 
 
 @pytest.mark.parametrize("name", ["null_weights_nudged", "null_sampling_changed"])
 def test_null_controls_change_the_trace(name: str, place: Workplace) -> None:
     null: FaultSpec = find(name)
     trace, _ = place.bench.run(null.mode, null.ref(schedule=Schedule(1)), steps=STEPS)
-    assert first_difference(trace, place.clean(null.mode)) is not None
+    assert first_difference(trace, place.clean(null)) is not None
 
 
 def test_an_engine_that_owns_a_stage_refuses_the_fault_by_name(bench: Bench) -> None:

@@ -14,7 +14,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from harness.claims import Claim
@@ -31,7 +31,7 @@ VERDICTS: tuple[Verdict, ...] = ("REPRODUCED", "PARTIAL", "NOT_REPRODUCED", "INC
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Entry:
     """What is known about a fault, or a remedy, before it runs.
 
@@ -57,6 +57,7 @@ class Entry:
     seam: Seam
     mode: Literal["replay", "free"]
     seen_in: tuple[str, ...]
+    _: KW_ONLY
     engine: str | None = None
     needs: tuple[str, ...] = ()
     control: bool = False
@@ -104,7 +105,7 @@ class Entry:
         return FaultRef(self.name, filled, schedule or Schedule())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FaultSpec(Entry):
     """Everything that is known about a fault before it runs.
 
@@ -125,6 +126,7 @@ class FaultSpec(Entry):
     titles: ClassVar[tuple[str, ...]] = SECTIONS
 
     expects: tuple[Claim, ...]
+    _: KW_ONLY
     severity: str | None = None
     threshold: bool = False
     moe: bool = False
@@ -135,7 +137,7 @@ class FaultSpec(Entry):
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RemedySpec(Entry):
     """A change that makes a symptom go away without removing the fault.
 

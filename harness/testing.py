@@ -85,7 +85,9 @@ class Bench:
     def run(
         self,
         mode: Mode = "replay",
-        *faults: FaultRef | None,
+        fault: FaultRef | None = None,
+        remedy: FaultRef | None = None,
+        *,
         steps: int = 4,
         seed: int = 0,
         rl: RLSpec = SMALL,
@@ -96,7 +98,8 @@ class Bench:
 
         Args:
             mode: ``free`` or ``replay``.
-            faults: What is installed, in this order: of two on one stage the last is the outermost.
+            fault: What is installed; None for a clean arm.
+            remedy: What is installed around it.
             steps: Number of steps.
             seed: Seed of the run.
             rl: RL settings.
@@ -104,7 +107,7 @@ class Bench:
             inspect: Called with the run before anything is installed.
 
         Returns:
-            The trace, and the number of steps in which the first fault fired.
+            The trace, and the number of steps in which the fault (without one, the remedy) fired.
         """
         from harness.inject import Injection, steps_of
         from harness.rl import loop
@@ -117,7 +120,7 @@ class Bench:
         tape = run.record_tape() if record else None
         if inspect is not None:
             inspect(run)
-        given = [ref for ref in faults if ref is not None]
+        given = [ref for ref in (fault, remedy) if ref is not None]
         with ExitStack() as stack:
             installed = [stack.enter_context(Injection(find_entry(ref.name), ref, run)) for ref in given]
             loop.run(run.recorder.stages, run.recorder.steps(steps_of(installed, run.contexts())))

@@ -21,10 +21,11 @@ from harness.catalogue import Entry, FaultSpec, RemedySpec, catalogue, remedies
 from harness.declared import DECLARED, NotMetError
 from harness.errors import HarnessError, UsageError
 from harness.inject import stages_of
+from harness.plan import settings_of
 from harness.seams import Probe, Schedule, Stage
 from harness.snapshot import changes, snapshot
-from harness.spec import Mode
-from harness.testing import Bench, make_checkpoint
+from harness.spec import Mode, RLSpec
+from harness.testing import SMALL, Bench, make_checkpoint
 from harness.trace import Trace, first_difference
 
 STEPS, ONSET, LONG = 3, 1, 10  # an arm of three steps, healthy in the first; a longer one for what shows late
@@ -67,7 +68,7 @@ class Workplace:
         transformers.utils.logging.disable_progress_bar()
         torch.set_num_threads(1)  # as every arm runs
         self._folder = folder
-        self._clean: dict[tuple[Mode, int, bool], Trace] = {}
+        self._clean: dict[tuple[Mode, int, bool, RLSpec], Trace] = {}
         self.bench = Bench(make_checkpoint(folder / "original"), folder / "tape.safetensors")
         self.bench.run("free", record=self.bench.tape, steps=LONG)
 
@@ -78,10 +79,11 @@ class Workplace:
 
     def clean(self, spec: Entry, steps: int = STEPS, *, other: bool = False) -> Trace:
         """Return the clean twin of an entry's arms, run once."""
-        key = (spec.mode, steps, other)
+        rl = settings_of(SMALL, spec)
+        key = (spec.mode, steps, other, rl)
         if key not in self._clean:
             bench = self.other if other else self.bench
-            self._clean[key] = bench.run(spec.mode, steps=steps)[0]
+            self._clean[key] = bench.run(spec.mode, steps=steps, rl=rl)[0]
         return self._clean[key]
 
 
@@ -267,6 +269,8 @@ def _outcome(name: str, check: Callable[[Any], str], subject: Any) -> Check:
     spec = subject.spec if isinstance(subject, Trial) else subject
     if isinstance(subject, Trial) and spec.engine not in (None, "torch"):
         return Check(name, "skip", f"needs the {spec.engine} engine, which is not started here")
+    if isinstance(subject, Trial) and "correction_bias" in spec.needs:
+        return Check(name, "skip", "needs a router with a correction bias, which the model tried here does not have")
     try:
         return Check(name, "pass", check(subject))
     except NotMetError as e:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
-from harness.seams import Config, Host, Module, Operator, Probe, Schedule, Stage, describe_seam
+from harness.seams import Call, Config, Gradients, Host, Module, Operator, Probe, Schedule, Stage, describe_seam, places
 
 if TYPE_CHECKING:
     from harness.catalogue import Entry, FaultSpec
@@ -30,7 +30,7 @@ class Injection(AbstractContextManager["Injection"]):
         """Check that the fault, or the remedy, can be installed.
 
         Raises:
-            UsageError: If its seam is owned by the engine, matches nothing, or is a configuration seam.
+            UsageError: If its seam is owned by the engine or the tape, matches nothing, or is a configuration seam.
         """
         self.fired = 0
         self._spec = spec
@@ -50,7 +50,7 @@ class Injection(AbstractContextManager["Injection"]):
         if isinstance(seam, Module) and not self._host.modules(seam.role, seam.side):
             raise UsageError(f"fault {self._spec.name}: the model has no {seam.role} module on side {seam.side}")
         if isinstance(seam, Operator) and not self._host.operator(seam.kind, seam.side):
-            raise UsageError(f"fault {self._spec.name}: the model has no {seam.kind} operator on side {seam.side}")
+            raise UsageError(f"fault {self._spec.name}: {_no_operator(seam)}")
         if isinstance(seam, Probe) and seam.name not in self._host.probes:
             raise UsageError(
                 f"fault {self._spec.name}: no probe {seam.name!r}; known: {', '.join(sorted(self._host.probes))}"
@@ -61,6 +61,27 @@ class Injection(AbstractContextManager["Injection"]):
                     f"fault {self._spec.name} needs stage {stage.value}, which engine "
                     f"{self._host.owned[stage]} owns; use --engine torch or a configuration fault"
                 )
+        stages = stages_of(seam)
+        if stages and self._host.taped.issuperset(stages) and not self._spec.control:
+            raise UsageError(
+                f"fault {self._spec.name} acts on {where}, but this run replays a tape and only hands on what the "
+                "tape holds; use --mode free"
+            )
+
+    def __enter__(self) -> Injection:
+        """Claim the seam; a remedy claims nothing, since it is installed around a fault.
+
+        Raises:
+            UsageError: If another fault has claimed a part of it.
+        """
+        if self._spec.kind != "fault":
+            return self
+        for place in places(self._spec.seam):
+            other = self._host.claims.get(place)
+            if other is not None:
+                raise UsageError(f"faults {other} and {self._spec.name} both claim {place}; install one of them")
+        self._host.claims.update(dict.fromkeys(places(self._spec.seam), self._spec.name))
+        return self
 
     def steps(self, contexts: Iterable[Any]) -> Iterator[Any]:
         """Pass contexts through to the loop, waking and putting to sleep between two of them."""
@@ -71,10 +92,10 @@ class Injection(AbstractContextManager["Injection"]):
         try:
             if isinstance(seam, Module):
                 for _, module in self._host.modules(seam.role, seam.side):
-                    self._undo.append(self._swap_forward(module))
+                    self._undo.append(self._swap_forward(module, seam.direction))
             elif isinstance(seam, Operator):
                 for slot in self._host.operator(seam.kind, seam.side):
-                    self._undo.append(slot.replace(self._bind(slot.current())))
+                    self._undo.append(slot.replace(self._bind(slot.current(), seam.direction)))
             elif isinstance(seam, Probe):
                 self._undo.append(self._swap_probe(seam.name))
             else:
@@ -107,20 +128,20 @@ class Injection(AbstractContextManager["Injection"]):
 
         return undo
 
-    def _bind(self, clean: Callable[..., Any]) -> Callable[..., Any]:
-        """Give the faulty callable the context of the current step as its first argument."""
-        faulty = self._faulty(clean)
+    def _bind(self, clean: Callable[..., Any], direction: str = "forward") -> Callable[..., Any]:
+        """Give the faulty callable, or the faulty gradient, the context of the current step as its first argument."""
+        faulty = self._faulty(clean if direction == "forward" else _clean_backward)
 
         def bound(*args: Any, **kwargs: Any) -> Any:
             self._ran = True
             return faulty(self._ctx, *args, **kwargs)
 
-        return bound
+        return bound if direction == "forward" else self._host.with_backward(clean, bound)
 
-    def _swap_forward(self, module: Any) -> Undo:
+    def _swap_forward(self, module: Any, direction: str) -> Undo:
         if "forward" in vars(module):
             raise UsageError(f"fault {self._spec.name}: the forward of {type(module).__name__} is already replaced")
-        bound = self._bind(type(module).forward)
+        bound = self._bind(type(module).forward, direction)
         module.forward = lambda *args, **kwargs: bound(module, *args, **kwargs)
         return lambda: delattr(module, "forward")
 
@@ -138,6 +159,21 @@ class Injection(AbstractContextManager["Injection"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._sleep()
+        for place in places(self._spec.seam) if self._spec.kind == "fault" else ():
+            self._host.claims.pop(place, None)
+
+
+def _clean_backward(call: Call, *grads: Any) -> Gradients:
+    return call.backward(*grads)
+
+
+def _no_operator(seam: Operator) -> str:
+    if seam.fused:
+        return (
+            f"no model on side {seam.side} runs on the fused operator {seam.kind}; choose ops: reference or fused, and "
+            "a family that uses it"
+        )
+    return f"the model has no {seam.kind} operator on side {seam.side}"
 
 
 def steps_of(injections: Sequence[Injection], contexts: Iterable[Any]) -> Iterator[Any]:

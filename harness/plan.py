@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.catalogue import Entry, find, find_remedy
 from harness.pairs import Prepared
-from harness.seams import FaultRef, Schedule
-from harness.spec import Condition, Engine, Mode, PairSpec, RunSpec
+from harness.seams import FaultRef, Operator, Schedule
+from harness.spec import Condition, Engine, Mode, PairSpec, RLSpec, RunSpec
 from harness.store import Store, code_digest
 
 NULL = {"replay": "null_weights_nudged", "free": "null_sampling_changed"}
@@ -119,7 +119,7 @@ class Planner:
         spec = RunSpec(
             weights=self._models[model].digest,
             task=request.pair.task,
-            rl=request.pair.rl,
+            rl=request.pair.rl if condition == "tape" else settings_of(request.pair.rl, find(request.fault.name)),
             engine="deepspeed" if deepspeed else "torch",
             deepspeed=request.pair.deepspeed if deepspeed else {},
             mode=mode,
@@ -141,6 +141,16 @@ class Planner:
             record=mode == "free" and fault is None,
         )
         return Arm(model, condition, seed, job)
+
+
+def settings_of(rl: RLSpec, fault: Entry) -> RLSpec:
+    """Return the RL settings of every arm of a fault: one of a fused operator runs its side on fused operators."""
+    seam = fault.seam
+    if not (isinstance(seam, Operator) and seam.fused):
+        return rl
+    sides = {"trainer": rl.trainer, "rollout": rl.rollout}
+    library = [name for name, side in sides.items() if seam.side in (name, "both") and side.ops == "library"]
+    return rl.model_copy(update={name: sides[name].model_copy(update={"ops": "reference"}) for name in library})
 
 
 def fault_sources(entry: Entry) -> tuple[Path, ...]:

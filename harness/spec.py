@@ -34,11 +34,14 @@ class SideSpec(Frozen):
         dtype: Working precision of the weights.
         attention: Implementation name in transformers' attention registry.
         experts: Implementation name in transformers' experts registry.
+        ops: ``library``, or every operator that has one is the fused Ascend operator (whatever ``attention`` and
+            ``experts`` say): ``reference`` in plain torch, ``fused`` by torch_npu on an NPU.
     """
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     attention: str = "sdpa"
     experts: str = "grouped_mm"
+    ops: Literal["library", "reference", "fused"] = "library"
 
 
 class TaskSpec(Frozen):

@@ -110,11 +110,13 @@ class Bench:
             The trace, and the number of steps in which the fault (without one, the remedy) fired.
         """
         from harness.inject import Injection, steps_of
+        from harness.plan import settings_of
         from harness.rl import loop
         from harness.rl.run import Run
         from harness.trace import Trace
 
         records: list[StepRecord] = []
+        rl = rl if fault is None else settings_of(rl, find_entry(fault.name))
         spec = RunSpec(weights="test", task=TaskSpec(), rl=rl, mode=mode, steps=steps, seed=seed)
         run: Any = Run(spec, self.folder, records.append, self.tape if mode == "replay" else None)
         tape = run.record_tape() if record else None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import MachineError
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,17 @@ def npu() -> Device:
         return Device("npu", False, f"torch_npu is installed but cannot be loaded; is CANN's set_env.sh sourced? ({e})")
     count = torch_npu.npu.device_count()
     return Device("npu", count > 0, f"{count} devices, torch_npu {torch_npu.__version__}")
+
+
+def torch_npu() -> Any:
+    """Return the module torch_npu, for its operators.
+
+    Raises:
+        MachineError: If there is no usable NPU.
+    """
+    state = npu()
+    if not state.usable:
+        raise MachineError(f"the fused operators need an Ascend NPU: {state.detail}; choose ops: reference")
+    import torch_npu
+
+    return torch_npu

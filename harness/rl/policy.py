@@ -43,6 +43,7 @@ class Policy:
         model: The causal language model.
         family: Where its experts, routers and other roles live.
         forward: What teacher forcing calls: the model, or the engine that has wrapped it.
+        fused: Table of the fused operators that the model runs on; None where it runs on the library's.
         whole: ``with policy.whole():`` every parameter is complete in memory; ``whole(write=True)`` also keeps what
             the block changes in place. An engine that partitions weights or holds master copies puts its own here.
     """
@@ -52,6 +53,7 @@ class Policy:
         self.forward: Callable[..., Any] = model
         self.whole: Callable[..., AbstractContextManager[Any]] = _already_whole
         self.family = family_of(model.config.model_type)
+        self.fused: dict[str, Callable[..., Any]] | None = None
 
     @classmethod
     def load(cls, folder: Path, side: SideSpec) -> Policy:
@@ -62,7 +64,9 @@ class Policy:
             side: Precision and implementations.
 
         Raises:
-            UsageError: If the folder's model is of an unknown architecture.
+            UsageError: If the folder's model is of an unknown architecture, or one without fused operators that were
+                asked for.
+            MachineError: If the operators of an NPU were asked for where there is none.
         """
         from transformers import AutoModelForCausalLM
 
@@ -79,14 +83,24 @@ class Policy:
         except (OSError, KeyError, ValueError) as e:
             raise UsageError(f"{folder} cannot be loaded with {side.attention} / {side.experts}: {e}") from e
         model.eval()  # no dropout on either side; training mode would only switch it on
-        return cls(model)
+        return cls(model)._on(side)
 
     def copy(self, side: SideSpec) -> Policy:
         """Return separate weights in another precision or implementation."""
         model = copy.deepcopy(self.model).to(getattr(torch, side.dtype))
         model.set_attn_implementation(side.attention)
         model.set_experts_implementation(side.experts)
-        return Policy(model)
+        return Policy(model)._on(side)
+
+    def _on(self, side: SideSpec) -> Policy:
+        """Run on the operators that a side asks for and return self."""
+        from harness.rl import npu_ops
+
+        npu_ops.remove(self.model)  # a copy of a model on fused operators still shares their table
+        if side.ops != "library":
+            self.fused = npu_ops.table(side.ops)
+            npu_ops.install(self.model, self.fused)
+        return self
 
     def freeze(self) -> Policy:
         """Turn off gradients for good and return self."""
@@ -185,54 +199,3 @@ def routing_statistics(
         "topk_mass": float(mass.sum(-1).mean()),
         "expert_imbalance": float(imbalance),
     }
-
-
-class RegistrySlot:
-    """One model's choice in one of transformers' registries of implementations."""
-
-    def __init__(
-        self, config: Any, attribute: str, registry: Any, fallback: Callable[..., Any], masks: Any = None
-    ) -> None:
-        self._config, self._attribute = config, attribute
-        self._registry, self._fallback, self._masks = registry, fallback, masks
-
-    def current(self) -> Callable[..., Any]:
-        """Return the implementation in force, as ``f(module, *args)``."""
-        function: Callable[..., Any] = self._registry.get_interface(
-            getattr(self._config, self._attribute), self._fallback
-        )
-        return function
-
-    def replace(self, function: Callable[..., Any]) -> Callable[[], None]:
-        """Register another implementation, select it for this model, and return what undoes both."""
-        before = getattr(self._config, self._attribute)
-        name = f"harness_{id(self):x}"
-        self._registry[name] = function
-        if self._masks is not None:
-            self._masks[name] = self._masks[before]  # an unknown name would be given no mask at all
-        setattr(self._config, self._attribute, name)
-
-        def undo() -> None:
-            setattr(self._config, self._attribute, before)
-            del self._registry[name]
-            if self._masks is not None:
-                del self._masks[name]
-
-        return undo
-
-
-def operator_slot(policy: Policy, kind: str) -> RegistrySlot:
-    """Return where a policy's model looks up its ``attention`` or ``experts`` implementation."""
-    config = policy.model.config
-    if kind == "experts":
-        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-        forward: Any = type(policy.modules("experts")[0][1]).forward
-        return RegistrySlot(config, "_experts_implementation", ALL_EXPERTS_FUNCTIONS, forward.__wrapped__)
-    import sys
-
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    eager = sys.modules[type(policy.model).__module__].eager_attention_forward
-    return RegistrySlot(config, "_attn_implementation", ALL_ATTENTION_FUNCTIONS, eager, ALL_MASK_ATTENTION_FUNCTIONS)

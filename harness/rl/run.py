@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.rl import grpo
+from harness.rl.backward import with_backward
 from harness.rl.context import Context
-from harness.rl.policy import Policy, RegistrySlot, operator_slot
+from harness.rl.operators import operator_slots
+from harness.rl.policy import Policy
 from harness.rl.probes import Recorder
-from harness.rl.rollout import Tape, TapeRecorder, free_stages
+from harness.rl.rollout import TAPED, Tape, TapeRecorder, free_stages
 from harness.rl.stages import Batch, Stage, StageFn, Stages
-from harness.seams import Side
+from harness.seams import OperatorSlot, Side
 from harness.spec import RunSpec
 from harness.trace import StepRecord
 
@@ -49,7 +51,9 @@ class Run:
         spec: What was asked for.
         stages: The table that faults swap entries of.
         owned: Stages that the engine does not open to faults, with the engine's name.
+        taped: Stages that only hand on what the tape holds.
         probes: The measurements.
+        claims: Place to the fault that has claimed it.
         recorder: The wrap around the stages.
     """
 
@@ -77,6 +81,8 @@ class Run:
         self.stages = Stages({**rolling, **grpo.stages(), **self.engine.stages()})
         self.recorder = Recorder(self.stages, trainer, emit)
         self.probes = self.recorder.probes
+        self.taped = frozenset() if tape is None else TAPED
+        self.claims: dict[str, str] = {}
 
     def modules(self, role: str, side: Side) -> list[tuple[str, Any]]:
         """Return ``(name, module)`` of every module of a role on a side; the reference runs on the trainer's side."""
@@ -84,9 +90,11 @@ class Run:
             (f"{name}:{path}", module) for name, policy in self._policies(side) for path, module in policy.modules(role)
         ]
 
-    def operator(self, kind: str, side: Side) -> list[RegistrySlot]:
-        """Return the places where a side looks up an operator."""
-        return [operator_slot(policy, kind) for _, policy in self._policies(side)]
+    def operator(self, kind: str, side: Side) -> list[OperatorSlot]:
+        """Return the places where a side looks up an operator; none if it has no such operator."""
+        return [slot for _, policy in self._policies(side) for slot in operator_slots(policy, kind)]
+
+    with_backward = staticmethod(with_backward)
 
     def _policies(self, side: Side) -> list[tuple[str, Policy]]:
         trainer = [("trainer", self._trainer)]

@@ -29,7 +29,7 @@ def test_contract(entry: Entry, place: Workplace) -> None:
     checks = check_fault(entry, place)
     assert [f"{c.name}: {c.sentence}" for c in checks if c.outcome == "fail"] == []
     assert len(checks) >= (7 if entry.config else 11)
-    assert sum(c.outcome == "skip" for c in checks) <= (7 if entry.engine else 1)
+    assert sum(c.outcome == "skip" for c in checks) <= (7 if entry.engine or "correction_bias" in entry.needs else 1)
 
 
 def test_every_fault_is_a_mechanism_of_its_own() -> None:

@@ -38,25 +38,6 @@ def bench(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return bench
 
 
-class CleanTraces:
-    """The clean traces of the bench, each run once: by mode and by the RL settings of a fault's arms."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._traces: dict[tuple[str, RLSpec], Any] = {}
-
-    def twin(self, fault: FaultSpec) -> Any:
-        """Return the clean twin of a fault in its own mode."""
-        key = (fault.mode, settings_of(SMALL, fault))
-        if key not in self._traces:
-            self._traces[key] = self._bench.run(fault.mode, rl=key[1])[0]
-        return self._traces[key]
-
-    def __getitem__(self, mode: str) -> Any:
-        """Return the clean trace of a mode, with the library's operators."""
-        return self.twin(find("noop" if mode == "replay" else "null_sampling_changed"))
-
-
 @pytest.fixture(scope="session")
-def clean(bench: Bench) -> CleanTraces:
-    return CleanTraces(bench)
+def clean(bench: Bench) -> dict[str, Any]:
+    return {mode: bench.run(mode)[0] for mode in ("free", "replay")}

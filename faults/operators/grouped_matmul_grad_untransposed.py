@@ -1,7 +1,7 @@
 """Weight of the grouped matmul not transposed in the backward pass."""
 
 from harness.catalogue import fault
-from harness.claims import Shifts
+from harness.claims import Falls, Stays
 from harness.seams import Operator
 
 
@@ -12,7 +12,7 @@ from harness.seams import Operator
         "https://github.com/hiyouga/LlamaFactory/issues/10248",
         "https://github.com/hiyouga/LlamaFactory/issues/10512",
     ],
-    expects=[Shifts("update_norm")],
+    expects=[Falls("grad_norm"), Stays("logprob_gap")],
     moe=True,
     needs=["experts"],
     look_alikes=["gating_weights_detached"],

@@ -1,4 +1,4 @@
-"""Half of the router's gradient lost in the experts' backward pass."""
+"""Gradient of the routing weights lost for the experts of another rank."""
 
 from harness.catalogue import fault
 from harness.claims import Shifts, Stays
@@ -9,17 +9,19 @@ from harness.seams import Operator
     seam=Operator("experts", side="trainer", direction="backward"),
     seen_in=["https://github.com/huggingface/transformers/issues/48687"],
     expects=[Shifts("grad_norm/router"), Stays("logprob_gap")],
-    severity="share",
+    severity="ranks",
     moe=True,
     needs=["experts", "router"],
     look_alikes=["gating_weights_detached"],
 )
-def topk_weight_gradient_dropped(clean, *, share=0.5):
-    """The gradient of the routing weights is lost for a share of each token's experts.
+def topk_weight_gradient_dropped(clean, *, ranks=2):
+    """The gradient of the routing weights is lost for every expert that lies on another rank.
 
-    What breaks: the experts' backward pass gives no gradient to the weights of some of the chosen experts, so the
-        router learns from the others alone; forward values and all other gradients are right.
-    In the wild: an expert-parallel run in which every rank kept the gradient of its own experts' weights only.
+    What breaks: with the experts spread over ``ranks`` processes, the backward pass keeps the gradient of the routing
+        weights for the experts of the first and drops it for the others, so the router learns from one share of its
+        choices; forward values and all other gradients are right.
+    In the wild: an expert-parallel run whose loss was right and whose router gradient was not, reproduced on two
+        processes.
     Looks like: nothing but another gradient norm of the router; a slow drift of the routing.
     """
 
@@ -28,8 +30,7 @@ def topk_weight_gradient_dropped(clean, *, share=0.5):
         hidden, weights = good.inputs
         if weights is None:
             return good
-        kept = weights.clone()
-        kept[:, : round(share * weights.shape[1])] = 0
-        return good._replace(inputs=(hidden, kept))
+        own = call.args[1] * ranks < call.module.num_experts
+        return good._replace(inputs=(hidden, weights * own))
 
     return faulty

@@ -381,3 +381,18 @@ def test_the_two_overflow_modes_of_one_fault(bench: Bench, tmp_path: Path) -> No
     assert silent.column("skipped_steps")[2] == 0
     assert not math.isfinite(loud.column("loss")[2])
     assert loud.column("skipped_steps")[2] == SMALL.updates_per_rollout
+
+
+def test_a_correction_bias_in_the_weights_is_what_the_fault_says(ops: npu_ops.Table) -> None:
+    from harness.catalogue import find
+
+    clean = ops["npu_moe_gating_top_k"]
+    faulty = find("correction_bias_in_weights").factory(clean)
+    x, bias = rand(5, 8), rand(8, seed=1) * 0.3
+    kwargs: dict[str, Any] = {"k_group": 2, "group_count": 4, "group_select_mode": 1, "norm_type": 1}
+    weights, experts, _ = faulty(None, x, 2, bias=bias, routed_scaling_factor=2.5, **kwargs)
+    assert torch.equal(experts, clean(x, 2, bias=bias, **kwargs)[1])  # the choice is the right one
+    biased = (1 / (1 + (-x).exp()) + bias).gather(1, experts.long())
+    torch.testing.assert_close(weights, 2.5 * biased / biased.sum(1, keepdim=True))
+    same, _, _ = faulty(None, x, 2, bias=torch.zeros(8, dtype=D), routed_scaling_factor=2.5, **kwargs)
+    torch.testing.assert_close(same, clean(x, 2, routed_scaling_factor=2.5, **kwargs)[0])

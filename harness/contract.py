@@ -69,13 +69,13 @@ class Workplace:
         torch.set_num_threads(1)  # as every arm runs
         self._folder = folder
         self._clean: dict[tuple[Mode, int, bool, RLSpec], Trace] = {}
-        self.bench = Bench(make_checkpoint(folder / "original"), folder / "tape.safetensors")
+        self.bench = Bench(make_checkpoint(folder / "original", kv_heads=2), folder / "tape.safetensors")
         self.bench.run("free", record=self.bench.tape, steps=LONG)
 
     @functools.cached_property
     def other(self) -> Bench:
         """The one with half as many experts."""
-        return Bench(make_checkpoint(self._folder / "proxy", experts=4, seed=1), self.bench.tape)
+        return Bench(make_checkpoint(self._folder / "proxy", experts=4, kv_heads=2, seed=1), self.bench.tape)
 
     def clean(self, spec: Entry, steps: int = STEPS, *, other: bool = False) -> Trace:
         """Return the clean twin of an entry's arms, run once."""

@@ -28,13 +28,14 @@ SMALL = RLSpec(
 )
 
 
-def make_checkpoint(folder: Path, *, experts: int = 8, layers: int = 2, seed: int = 0) -> Path:
+def make_checkpoint(folder: Path, *, experts: int = 8, layers: int = 2, kv_heads: int = 1, seed: int = 0) -> Path:
     """Save a random Qwen3-MoE with the character tokenizer of the tasks.
 
     Args:
         folder: Where to save it.
         experts: Experts per layer, of which two are chosen per token.
         layers: Number of layers.
+        kv_heads: Groups of two attention heads that share keys and values.
         seed: Seed of the weights.
 
     Returns:
@@ -53,8 +54,8 @@ def make_checkpoint(folder: Path, *, experts: int = 8, layers: int = 2, seed: in
         intermediate_size=48,
         moe_intermediate_size=16,
         num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        num_attention_heads=2 * kv_heads,
+        num_key_value_heads=kv_heads,
         head_dim=16,
         num_experts=experts,
         num_experts_per_tok=2,

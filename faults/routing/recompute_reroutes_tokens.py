@@ -1,7 +1,7 @@
 """Activation recompute that routes differently."""
 
 from harness.catalogue import fault
-from harness.claims import Shifts
+from harness.claims import Scatters
 from harness.seams import Operator
 
 
@@ -13,13 +13,13 @@ from harness.seams import Operator
         "https://github.com/huggingface/transformers/issues/47467",
         "https://github.com/NVIDIA-NeMo/RL/issues/1203",
     ],
-    expects=[Shifts("grad_norm/experts")],
+    expects=[Scatters("grad_norm/experts")],
     severity="share",
     moe=True,
     needs=["experts"],
     look_alikes=["remote_expert_weights_detached"],
 )
-def recompute_reroutes_tokens(clean, *, share=0.1):
+def recompute_reroutes_tokens(clean, *, share=0.5):
     """The backward pass recomputes the layer with other experts than the forward pass used.
 
     What breaks: the recomputed top-k breaks near ties differently. For a ``share`` of the tokens the last of the chosen

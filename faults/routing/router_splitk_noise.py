@@ -6,22 +6,21 @@ from harness.seams import Module
 
 
 @fault(
-    seam=Module("router", side="both"),
+    seam=Module("router", side="rollout"),
     seen_in=["https://github.com/sgl-project/sglang/issues/40578"],
-    expects=[Rises("logprob_gap"), Rises("ratio_max")],
+    expects=[Rises("logprob_gap")],
     severity="relative",
     moe=True,
     needs=["router"],
     look_alikes=["routing_not_replayed", "router_logits_bf16"],
 )
 def router_splitk_noise(clean, *, relative=0.001953125):
-    """The same forward pass gives other router logits each time.
+    """The same forward pass of the rollout gives other router logits each time.
 
     What breaks: partial products of the gate are added in bf16 in no fixed order, so each logit is off by about
         2^-9 of its size, anew in every pass; choices between near-equal experts flip.
     In the wild: two identical requests to one engine on one accelerator generation gave different experts.
-    Looks like: every log-probability scatters, also the trainer's own from pass to pass: the gap and the largest ratio
-        rise, no mean moves.
+    Looks like: a small log-probability gap that is another one when the same rollout is scored again.
     """
     calls = 0
 

@@ -103,10 +103,9 @@ class Trial:
         """A run with the fault awake from ``ONSET``: its trace, the steps in which it fired, what it left changed."""
         return self._watched(None)
 
-    def broken_off(self, error: type[BaseException]) -> tuple[Trace, list[str]]:
-        """Run it again, with an error in the last step; return the trace up to there and what was left changed."""
-        trace, _, left = self._watched(error)
-        return trace, left
+    def left_by(self, error: type[BaseException]) -> list[str]:
+        """Run it again, with an error in the last step, and return what was left changed."""
+        return self._watched(error)[2]
 
     def _watched(self, error: type[BaseException] | None) -> tuple[Trace, int, list[str]]:
         seen: dict[str, Any] = {}
@@ -203,8 +202,8 @@ def undone(trial: Trial) -> str:
     """Everything is as it was when the run has ended, raised or been interrupted."""
     for how, left in {
         "ended": trial.awake[2],
-        "raised": trial.broken_off(RuntimeError)[1],
-        "been interrupted": trial.broken_off(Interrupted)[1],
+        "raised": trial.left_by(RuntimeError),
+        "been interrupted": trial.left_by(Interrupted),
     }.items():
         if left:
             raise NotMetError(f"when the run has {how}, not as before: {', '.join(left[:5])}")

@@ -16,7 +16,8 @@ from harness.errors import UsageError
 from harness.fleet import Event, Failure, Job, run_jobs
 from harness.inject import stages_of
 from harness.rl.engines import OWNED
-from harness.seams import Config, Module
+from harness.rl.stages import TAPED
+from harness.seams import Config, Module, describe_seam
 from harness.spec import Condition
 from harness.store import Store, StoredRun
 from harness.trace import first_difference
@@ -187,6 +188,12 @@ def check(request: Request, fault: FaultSpec) -> None:
             )
     if len(entries) == 2 and isinstance(fault.seam, Module) and isinstance(entries[1].seam, Module):
         raise UsageError(f"{fault.name} and {entries[1].name} both replace the forward of modules; only one may")
+    stages = stages_of(fault.seam)
+    if stages and request.mode == "replay" and TAPED.issuperset(stages) and not fault.control:
+        raise UsageError(
+            f"fault {fault.name} acts on {describe_seam(fault.seam)}, which only hands on what the tape holds in "
+            "replay; add --mode free"
+        )
     if not fault.config and request.fault.schedule.onset < 1:
         raise UsageError(
             f"onset must be at least 1 so that there is a healthy stretch, got {request.fault.schedule.onset}"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,31 @@ def test_a_configuration_fault_gets_a_second_clean_run_of_its_own(tmp_path: Path
 def test_what_cannot_act_is_refused(asked: Request, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         experiment.check(asked, find(asked.fault.name))
+
+
+def test_a_stage_that_the_tape_answers_for_is_refused_in_replay_but_not_to_a_control() -> None:
+    taped = request("null_sampling_changed")  # on the rollout stage
+    control = find("null_sampling_changed")
+    experiment.check(taped, control)
+    fault = dataclasses.replace(control, control=False)
+    with pytest.raises(UsageError, match="acts on stage rollout, which only hands on what the tape holds"):
+        experiment.check(taped, fault)
+    experiment.check(request("null_sampling_changed", "free"), fault)
+
+
+def test_a_fault_of_a_fused_operator_runs_every_arm_but_the_tape_on_its_side_fused(tmp_path: Path) -> None:
+    fused, other, library = (request(n) for n in ("attention_mask_inverted", "gating_weights_detached", "noop"))
+    arms = {asked.fault.name: plan(asked, planner(asked, tmp_path)) for asked in (fused, other, library)}
+    for arm in arms["attention_mask_inverted"]:
+        expected = "library" if arm.condition == "tape" else "reference"
+        assert (arm.job.spec.rl.trainer.ops, arm.job.spec.rl.rollout.ops) == (expected, "library")
+    keys = {
+        name: {c: {a.job.key for a in found if a.condition == c} for c in ("tape", "clean", "null")}
+        for name, found in arms.items()
+    }
+    assert keys["attention_mask_inverted"] == keys["gating_weights_detached"]
+    assert keys["noop"]["tape"] == keys["gating_weights_detached"]["tape"]
+    assert not keys["noop"]["clean"] & keys["gating_weights_detached"]["clean"]
 
 
 def stored(folder: Path, values: list[float], name: str = "run") -> StoredRun:

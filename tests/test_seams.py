@@ -38,6 +38,12 @@ def spec(seam: Seam, factory: Any = passing, name: str = "planted") -> FaultSpec
     return FaultSpec(name, "other", factory, seam, "replay", (), ())
 
 
+@pytest.fixture(scope="module")
+def quiet(bench: Bench) -> dict[str, Any]:
+    """Two steps without a fault: values by metric."""
+    return run(bench, None)
+
+
 def ref(name: str = "planted") -> FaultRef:
     return FaultRef(name, (), Schedule(0))
 
@@ -183,7 +189,7 @@ def test_rewritten_gradients_pass_over_integers_lists_keywords_and_plain_results
     ids=describe_seam,
 )
 def test_a_backward_fault_that_does_nothing_changes_no_value_and_one_that_zeroes_changes_gradients_only(
-    seam: Any, bench: Bench
+    seam: Any, bench: Bench, quiet: dict[str, Any]
 ) -> None:
     def zeroing(clean: Any) -> Any:
         def faulty(ctx: Any, call: Any, *grads: Any) -> Gradients:
@@ -193,7 +199,7 @@ def test_a_backward_fault_that_does_nothing_changes_no_value_and_one_that_zeroes
 
         return faulty
 
-    quiet, first = run(bench, None), run(bench, spec(seam))
+    first = run(bench, spec(seam))
     assert first["fired"] == 2
     for name in ("loss", "entropy", "grad_norm", "update_norm"):
         assert first[name] == pytest.approx(quiet[name], rel=1e-5, abs=1e-9), name
@@ -204,7 +210,7 @@ def test_a_backward_fault_that_does_nothing_changes_no_value_and_one_that_zeroes
 
 
 @pytest.mark.parametrize("kind", ["attention", "experts", "norm", "rotary", "softmax", "grouped_mm"])
-def test_a_forward_fault_reaches_its_side_and_no_other(kind: str, bench: Bench) -> None:
+def test_a_forward_fault_reaches_its_side_and_no_other(kind: str, bench: Bench, quiet: dict[str, Any]) -> None:
     def counting(clean: Any) -> Any:
         def faulty(ctx: Any, *args: Any, **kwargs: Any) -> Any:
             calls.append(torch.is_grad_enabled())
@@ -213,7 +219,6 @@ def test_a_forward_fault_reaches_its_side_and_no_other(kind: str, bench: Bench) 
         return faulty
 
     calls: list[bool] = []
-    quiet = run(bench, None)
     same = run(bench, spec(Operator(kind, "trainer"), counting))
     assert True in calls
     assert {k: v for k, v in same.items() if k != "fired"} == {k: v for k, v in quiet.items() if k != "fired"}

@@ -126,7 +126,6 @@ def free_stages() -> dict[Stage, StageFn]:
     }
 
 
-TAPED = frozenset({Stage.ROLLOUT, Stage.REWARD})
 FIELDS = ("tokens", "attention_mask", "response_mask", "rollout_logprobs", "rewards")
 
 

@@ -12,8 +12,8 @@ from harness.rl.context import Context
 from harness.rl.operators import operator_slots
 from harness.rl.policy import Policy
 from harness.rl.probes import Recorder
-from harness.rl.rollout import TAPED, Tape, TapeRecorder, free_stages
-from harness.rl.stages import Batch, Stage, StageFn, Stages
+from harness.rl.rollout import Tape, TapeRecorder, free_stages
+from harness.rl.stages import TAPED, Batch, Stage, StageFn, Stages
 from harness.seams import OperatorSlot, Side
 from harness.spec import RunSpec
 from harness.trace import StepRecord

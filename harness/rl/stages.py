@@ -37,6 +37,9 @@ class Stage(str, Enum):
     SYNC = "sync"
 
 
+TAPED = frozenset({Stage.ROLLOUT, Stage.REWARD})  # these only hand on what is there, in a run that replays a tape
+
+
 @dataclass(frozen=True)
 class Batch:
     """Sequences of one step; every stage up to ``old_logprobs`` fills one more field.

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxies.checkpoint import Checkpoint, CheckpointError, Cut, file_sha256, read_json, write_json
-from proxies.depth import check_shallower, most_influential, shallower, without_layers
-from proxies.families import Family, family_of_config
+from proxies.checkpoint import Checkpoint, CheckpointError, file_sha256, read_json, write_json
+from proxies.cuts import check_request, cuts
+from proxies.depth import check_shallower, most_influential, shallower
+from proxies.families import family_of_config
 from proxies.profile import Batches, Profile, calibration_digest, check_batches, profile
 from proxies.profile_of_weights import profile_of_weights
 from proxies.select import needs_profile, resolve, select
@@ -88,12 +89,13 @@ def build(
         if measured is None:
             how = {"dtype": dtype, "budget": budget, "work": place.profile, "note": note}
             measured = _measure(checkpoint, strategy_name, batches, progress, how)
-        kept = select(measured, experts, strategy_name, options=settings, seed=seed)
+        groups = family.groups(checkpoint.config)
+        kept = select(measured, experts, strategy_name, options=settings, seed=seed, groups=groups)
         config = family.with_experts(checkpoint.config, experts)
-        chosen, kept_layers = cuts(checkpoint, family, kept), None
-        if layers is not None:
-            kept_layers = most_influential(measured.influence, layers)
-            config, chosen = shallower(config, kept_layers), without_layers(chosen, kept_layers)
+        kept_layers = None if layers is None else most_influential(measured.influence, layers)
+        chosen = cuts(checkpoint, family, kept, kept_layers)
+        if kept_layers is not None:
+            config = shallower(config, kept_layers)
             check_shallower(checkpoint, family, config, chosen)
         tell = partial(progress, "writing the proxy")
         hashes = write_checkpoint(place.proxy, chosen, config, max_shard_bytes, log=place.log, progress=tell)
@@ -115,33 +117,6 @@ def _measure(
     if not needs_profile(strategy_name) or batches is None:
         return profile_of_weights(checkpoint, norms=needs_profile(strategy_name))
     return profile(checkpoint.folder, batches, partial(progress, "profiling the layers"), **how)
-
-
-def check_request(checkpoint: Checkpoint, family: Family, experts: int) -> None:
-    """Refuse a number of experts that the model cannot have.
-
-    Raises:
-        CheckpointError: fewer than are chosen per token, or not fewer than there are.
-    """
-    have, top_k = family.experts(checkpoint.config), family.top_k(checkpoint.config)
-    if experts < top_k:
-        raise CheckpointError(f"{experts} experts cannot be kept: {family.top_k_key} = {top_k} are chosen per token.")
-    if experts >= have:
-        raise CheckpointError(f"{experts} experts cannot be kept: {checkpoint.folder} has {have}, keep fewer.")
-
-
-def cuts(checkpoint: Checkpoint, family: Family, kept: Mapping[int, list[int]]) -> list[Cut]:
-    """The tensors of the proxy: kept experts renumbered, router rows sliced, everything else as it is."""
-    result = []
-    for name, info in checkpoint.tensors.items():
-        place = family.place(name)
-        if place is None:
-            result.append(Cut(name, info))
-        elif place[1] is None:
-            result.append(Cut(name, info, tuple(kept[place[0]])))
-        elif place[1] in kept[place[0]]:
-            result.append(Cut(family.rename(name, kept[place[0]].index(place[1])), info))
-    return result
 
 
 def _existing(out: Path, source: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:

@@ -83,16 +83,21 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Cut:
-    """One tensor of a new checkpoint: `name` there, and the source tensor with the `rows` kept (None: all)."""
+    """One tensor of a new checkpoint: `name` there, and the source tensor with the `rows` kept (None: all).
+
+    `rows` lie along dimension `axis`; the dimensions before it must be of size one.
+    """
 
     name: str
     source: TensorInfo
     rows: tuple[int, ...] | None = None
+    axis: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape in the new checkpoint: rows are taken along the first dimension."""
-        return self.source.shape if self.rows is None else (len(self.rows), *self.source.shape[1:])
+        """Shape in the new checkpoint."""
+        shape = self.source.shape
+        return shape if self.rows is None else (*shape[: self.axis], len(self.rows), *shape[self.axis + 1 :])
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +109,7 @@ class Cut:
         if self.rows is None:
             yield from _pread(self.source.file, self.source.begin, self.source.end)
             return
-        row = self.source.nbytes // self.source.shape[0]
+        row = self.source.nbytes // self.source.shape[self.axis]
         for index in self.rows:
             begin = self.source.begin + index * row
             yield from _pread(self.source.file, begin, begin + row)

@@ -63,12 +63,6 @@ def without_layers(cuts: Sequence[Cut], layers: Sequence[int]) -> list[Cut]:
     return found
 
 
-def original_name(name: str, layers: Sequence[int]) -> str:
-    """The name that a tensor of the shallower model had before its layer was renumbered."""
-    match = _LAYER.fullmatch(name)
-    return name if match is None else f"{match[1]}{layers[int(match[2])]}{match[3]}"
-
-
 def check_shallower(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any], cuts: Sequence[Cut]) -> None:
     """Refuse layers whose pattern the configuration cannot express, such as every second one dense.
 

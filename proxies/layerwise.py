@@ -177,6 +177,11 @@ class Layerwise:
                     if landing is not None:
                         landing.reached(index + 1)
                     progress(index + 1, self.layers)
+            except RuntimeError as error:
+                if "meta" not in str(error):
+                    raise
+                kind = type(self.model).__name__
+                raise NotLayerwiseError(f"{kind} reads a weight before its layer is run ({error}).") from error
             finally:
                 for passage in passages:
                     passage.abandon()

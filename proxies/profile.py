@@ -152,8 +152,11 @@ def output_norms(module: Any, expert: int, states: torch.Tensor) -> torch.Tensor
     """
     import torch
 
-    index = torch.full((len(states), 1), expert)
-    output = module(states, index, torch.ones(len(states), 1, dtype=states.dtype))
+    index, weights = torch.full((len(states), 1), expert), torch.ones(len(states), 1, dtype=states.dtype)
+    try:
+        output = module(states, index, weights)
+    except ValueError:  # LongCat's experts need two choices per token: the same expert again, with no weight
+        output = module(states, index.expand(-1, 2), torch.cat([weights, 0 * weights], 1))
     return output.double().norm(dim=-1)
 
 

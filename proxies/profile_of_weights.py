@@ -48,7 +48,7 @@ def _expert_norms(checkpoint: Checkpoint, family: Family) -> Iterator[tuple[int,
     from proxies.weights import read_tensor
 
     for name, info in checkpoint.tensors.items():
-        place = family.place(name)
+        place = None if family.beyond_the_layers(checkpoint.config, name) else family.place(name)
         if place is None or len(info.shape) < 2 or name == family.router_weight.format(layer=place[0]):
             continue
         if place[1] is not None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxies.checkpoint import Checkpoint, CheckpointError, Cut, TensorInfo, file_sha256, nonfinite_in, read_json
-from proxies.depth import original_name
-from proxies.families import family_of_config
+from proxies.checkpoint import Checkpoint, CheckpointError, TensorInfo, file_sha256, nonfinite_in, read_json
+from proxies.cuts import cuts
+from proxies.families import Family, family_of_config
 
 MANIFEST = "manifest.json"
 SCHEMA = "harness/proxy@1"
@@ -64,6 +64,8 @@ def check_structure(folder: Path | str) -> Checkpoint:
     for name, shape in family.shapes(checkpoint.config):
         expected.add(name)
         info = checkpoint.tensors.get(name)
+        if info is None and name + "_blocks" in checkpoint.tensors:
+            continue  # MXFP4: blocks and scales in place of the matrix
         if info is None:
             raise CheckpointError(
                 f"{checkpoint.folder} lacks the tensor {name} {list(shape)}, which config.json implies."
@@ -74,11 +76,19 @@ def check_structure(folder: Path | str) -> Checkpoint:
             )
     if not family.moe_layers(checkpoint.config):
         raise CheckpointError(f"{checkpoint.folder / 'config.json'} leaves every layer dense: there are no experts.")
-    extra = sorted(n for n in set(checkpoint.tensors) - expected if not re.fullmatch(family.spare_tensors, n))
+    extra = sorted(n for n in set(checkpoint.tensors) - expected if not _may_be_there(checkpoint, family, n))
     if extra:
         where = checkpoint.tensors[extra[0]].file
         raise CheckpointError(f"{where}: tensor {extra[0]} is not part of the model ({len(extra)} such tensors).")
     return checkpoint
+
+
+def _may_be_there(checkpoint: Checkpoint, family: Family, name: str) -> bool:
+    """Whether a tensor that the architecture does not have is one that its checkpoints may hold."""
+    block_scaled = name.endswith("_scale_inv") and name.removesuffix("_scale_inv") in checkpoint.tensors
+    packed = name.endswith(("_blocks", "_scales")) and family.place(name) is not None
+    spare = re.fullmatch(family.spare_tensors, name) is not None
+    return spare or block_scaled or packed or family.beyond_the_layers(checkpoint.config, name)
 
 
 def nonfinite(checkpoint: Checkpoint, info: TensorInfo) -> int:
@@ -119,18 +129,15 @@ def _compare(proxy: Checkpoint, original: Checkpoint, manifest: dict[str, Any]) 
     family = family_of_config(original.config)
     counts = family.experts(proxy.config), family.experts(original.config)
     kept = _kept(proxy, family.moe_layers(original.config), *counts, manifest)
-    layers = manifest.get("kept_layers")
+    expected = {cut.name: cut for cut in cuts(original, family, kept, manifest.get("kept_layers"))}
     for name, info in proxy.tensors.items():
-        source = name if layers is None else original_name(name, layers)
-        place, rows = family.place(source), None
-        if place is not None and place[1] is not None:
-            source = family.rename(source, kept[place[0]][place[1]])
-        elif place is not None:
-            rows = tuple(kept[place[0]])
-        if source not in original.tensors:
-            raise CheckpointError(f"{info.file}: tensor {name} was cut from {source}, which the original lacks.")
-        if _digest(proxy.chunks(name)) != _digest(Cut(name, original.tensors[source], rows).chunks()):
+        cut = expected.pop(name, None)
+        if cut is None:
+            raise CheckpointError(f"{info.file}: tensor {name} was not cut from anything in the original.")
+        if _digest(proxy.chunks(name)) != _digest(cut.chunks()):
             raise CheckpointError(f"{info.file}: tensor {name} differs from the part of the original it was cut from.")
+    if expected:
+        raise CheckpointError(f"{proxy.folder} lacks the tensor {min(expected)}, which the original has.")
     return len(proxy.tensors)
 
 

@@ -151,7 +151,7 @@ def _bytes(gigabytes: float | None) -> int | None:
 
 def _plan(folder: Path, experts: int, strategy: str) -> dict[str, Any]:
     """What a build would make, from the headers alone."""
-    from proxies.build import check_request, cuts
+    from proxies.cuts import check_request, cuts
     from proxies.families import family_of_config
     from proxies.select import strategy as check_strategy
     from proxies.verify import check_structure

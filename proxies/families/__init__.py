@@ -13,13 +13,18 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from proxies.checkpoint import CheckpointError
 
 ROLES = ("router", "experts", "norm", "attention", "rotary", "head", "embedding")
+NOTHING = r"(?!)"  # matches no name
 PARAM_GROUPS = ("router", "experts", "attention", "norms", "embedding")
+
+
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+_LAYER_NUMBER = re.compile(r".*?\blayers\.(\d+)\..*")
 
 
 @dataclass(frozen=True)
@@ -29,16 +34,21 @@ class Family:
     Attributes:
         model_type: `model_type` of config.json.
         expert_tensor: on-disk names of per-expert tensors, with the groups `layer` and `expert`.
-        expert_rows: on-disk names of tensors whose first dimension counts experts (router rows), group `layer`.
+        expert_rows: on-disk names of tensors whose first dimension counts experts (router rows, fused experts), group
+            `layer`. Rows beyond the number of experts belong to experts that compute nothing; they are all kept.
+        expert_columns: on-disk names of tensors [1, E], group `layer`.
         router_weight: on-disk name of the router matrix [E, H] as a format string over `layer`.
         count_keys: spellings of the number of experts in config.json.
         top_k_key: spelling of the number of experts per token.
-        moe_layers: config to the indices of the layers that have experts.
+        group_keys: spellings of the number of groups that experts are chosen in, and of groups chosen per token.
+        group_top: experts whose scores rank a group; a group must keep at least so many.
+        scoring: `softmax` or `sigmoid`: what the router makes of its logits.
         shapes: config to the on-disk name and shape of every tensor that a checkpoint must have, one at a time, so
             that an absurd count in a damaged config costs nothing.
         spare_tensors: on-disk names that a checkpoint may hold although the model does not read them.
         roles: role (`ROLES`) to module names; `router` and `experts` have the group `layer`.
         param_groups: group (`PARAM_GROUPS`) to parameter names; every parameter is in exactly one group.
+        tiny: a configuration with 8 experts, small enough for a test of milliseconds.
     """
 
     model_type: str
@@ -47,11 +57,29 @@ class Family:
     router_weight: str
     count_keys: tuple[str, ...]
     top_k_key: str
-    moe_layers: Callable[[Mapping[str, Any]], list[int]]
-    shapes: Callable[[Mapping[str, Any]], Iterator[tuple[str, tuple[int, ...]]]]
+    shapes: Callable[[Mapping[str, Any]], Shapes]
     spare_tensors: str
     roles: dict[str, str]
     param_groups: dict[str, str]
+    expert_columns: str = NOTHING
+    group_keys: tuple[str, str] | None = None
+    group_top: int = 1
+    scoring: str = "softmax"
+    tiny: Mapping[str, Any] = field(default_factory=dict)
+
+    def moe_layers(self, config: Mapping[str, Any]) -> list[int]:
+        """Indices of the layers that have experts."""
+        found = (re.fullmatch(self.expert_rows, name) for name, _ in self.shapes(config))
+        return sorted({int(match["layer"]) for match in found if match})
+
+    def groups(self, config: Mapping[str, Any]) -> int:
+        """Number of groups that experts are chosen in; each must keep the same number of experts."""
+        return 1 if self.group_keys is None else positive_int(config, self.group_keys[0], 1)
+
+    def beyond_the_layers(self, config: Mapping[str, Any], name: str) -> bool:
+        """Whether a tensor belongs to a layer after the last (multi-token prediction); such layers are not kept."""
+        match, count = _LAYER_NUMBER.fullmatch(name), config.get("num_hidden_layers")
+        return match is not None and isinstance(count, int) and int(match[1]) >= count
 
     def experts(self, config: Mapping[str, Any]) -> int:
         """Number of routed experts per layer; raises CheckpointError if absent or contradictory."""
@@ -69,7 +97,8 @@ class Family:
 
     def with_experts(self, config: Mapping[str, Any], experts: int) -> dict[str, Any]:
         """The configuration of the same model with `experts` experts, in the spelling found."""
-        return {key: experts if key in self.count_keys else value for key, value in config.items()}
+        new = {key: experts if key in self.count_keys else value for key, value in config.items()}
+        return {key: 0 if key == "num_nextn_predict_layers" else value for key, value in new.items()}
 
     def place(self, name: str) -> tuple[int, int | None] | None:
         """Layer and expert of an on-disk tensor; expert None for tensors with one row per expert.
@@ -79,9 +108,8 @@ class Family:
         """
         if match := re.fullmatch(self.expert_tensor, name):
             return int(match["layer"]), int(match["expert"])
-        if match := re.fullmatch(self.expert_rows, name):
-            return int(match["layer"]), None
-        return None
+        match = re.fullmatch(self.expert_rows, name) or re.fullmatch(self.expert_columns, name)
+        return None if match is None else (int(match["layer"]), None)
 
     def rename(self, name: str, expert: int) -> str:
         """The on-disk name of a per-expert tensor after its expert was renumbered to `expert`."""

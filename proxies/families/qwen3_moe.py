@@ -24,10 +24,6 @@ def _is_moe(config: Mapping[str, Any], layer: int) -> bool:
     return layer not in dense and (layer + 1) % positive_int(config, "decoder_sparse_step", 1) == 0
 
 
-def _moe_layers(config: Mapping[str, Any]) -> list[int]:
-    return [layer for layer in range(positive_int(config, "num_hidden_layers")) if _is_moe(config, layer)]
-
-
 def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden = positive_int(config, "hidden_size")
     vocab = positive_int(config, "vocab_size")
@@ -77,7 +73,6 @@ FAMILY = Family(
     router_weight="model.layers.{layer}.mlp.gate.weight",
     count_keys=_COUNT_KEYS,
     top_k_key="num_experts_per_tok",
-    moe_layers=_moe_layers,
     shapes=_shapes,
     # A tied head that was written out, and the rotary frequencies of older versions of transformers.
     spare_tensors=r"lm_head\.weight|" + _ANY + r"\.self_attn\.rotary_emb\.inv_freq",
@@ -97,5 +92,20 @@ FAMILY = Family(
         "attention": _ANY + r"\.self_attn\.[qkvo]_proj\.(weight|bias)",
         "norms": rf"model\.norm\.weight|{_ANY}\.(\w+_layernorm|self_attn\.[qk]_norm)\.weight",
         "embedding": r"(model\.embed_tokens|lm_head)\.weight",
+    },
+    tiny={
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [1],
+        "initializer_range": 0.3,
     },
 )

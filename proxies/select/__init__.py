@@ -48,7 +48,7 @@ def needs_profile(name: str) -> bool:
 
 
 def select(
-    profile: Profile, keep: int, name: str, *, options: Mapping[str, Any] | None = None, seed: int = 0
+    profile: Profile, keep: int, name: str, *, options: Mapping[str, Any] | None = None, seed: int = 0, groups: int = 1
 ) -> dict[int, list[int]]:
     """Choose the experts of every layer.
 
@@ -58,6 +58,7 @@ def select(
         name: strategy.
         options: its options.
         seed: for strategies that draw.
+        groups: equal consecutive groups of experts that must keep the same number each.
 
     Returns:
         Layer to the sorted original indices of the kept experts.

@@ -15,7 +15,8 @@ from proxies.depth import check_shallower, most_influential, shallower
 from proxies.families import family_of_config
 from proxies.profile import Batches, Profile, calibration_digest, check_batches, profile
 from proxies.profile_of_weights import profile_of_weights
-from proxies.select import needs_profile, resolve, select
+from proxies.search import SearchContext
+from proxies.select import needs_outputs, needs_profile, resolve, select
 from proxies.verify import MANIFEST, SCHEMA, check_structure, verify
 from proxies.workplace import Workplace
 from proxies.writer import MAX_SHARD_BYTES, copy_companions, write_checkpoint
@@ -89,8 +90,11 @@ def build(
         if measured is None:
             how = {"dtype": dtype, "budget": budget, "work": place.profile, "note": note}
             measured = _measure(checkpoint, strategy_name, batches, progress, how)
-        groups = family.groups(checkpoint.config)
-        kept = select(measured, experts, strategy_name, options=settings, seed=seed, groups=groups)
+        context = partial(_context, source, measured, batches, family.groups(checkpoint.config))
+        kept = select(
+            measured, experts, strategy_name, options=settings, seed=seed,
+            groups=family.groups(checkpoint.config), context=context,
+        )  # fmt: skip
         config = family.with_experts(checkpoint.config, experts)
         kept_layers = None if layers is None else most_influential(measured.influence, layers)
         chosen = cuts(checkpoint, family, kept, kept_layers)
@@ -116,7 +120,15 @@ def _measure(
 ) -> Profile:
     if not needs_profile(strategy_name) or batches is None:
         return profile_of_weights(checkpoint, norms=needs_profile(strategy_name))
-    return profile(checkpoint.folder, batches, partial(progress, "profiling the layers"), **how)
+    outputs, tell = needs_outputs(strategy_name), partial(progress, "profiling the layers")
+    return profile(checkpoint.folder, batches, tell, outputs=outputs, **how)
+
+
+def _context(source: Path, measured: Profile, batches: Batches | None, groups: int) -> SearchContext:
+    """The whole model to try selections on; loaded only for a strategy that searches."""
+    if batches is None:
+        raise CheckpointError("a strategy that tries selections on the model needs calibration text for it.")
+    return SearchContext.load(source, measured, batches, groups=groups)
 
 
 def _existing(out: Path, source: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:

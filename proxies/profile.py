@@ -7,19 +7,18 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxies.checkpoint import Checkpoint, CheckpointError
 from proxies.families import Family, family_of_config, positive_int
+from proxies.outputs import OutputSums, expert_output
 
 if TYPE_CHECKING:
     import torch
 
-    from proxies.layerwise import Layerwise
 
 Batches = Sequence["tuple[torch.Tensor, torch.Tensor | None]"]
 
@@ -37,6 +36,15 @@ class LayerProfile:
             prototype of what the expert sees.
         saliency: [E] sum over routed tokens of routing weight times L2 norm of the expert's output. Divided by
             `frequency` it is the criterion of REAP (arXiv 2510.13999).
+        mean_output: [E, H] output of each expert, unweighted, averaged over all tokens; None, like everything
+            below, unless outputs were asked for.
+        output_norm: [E] L2 norm of that output, averaged over all tokens.
+        choice_bias: [E] what the router adds to its scores for the choice of experts alone.
+        sample_logits: [N, E] float32 router logits of a sample of `N` tokens.
+        sample_scores: [N, E] float32 what the routing weights are made of: softmax or sigmoid of the logits.
+        sample_mass: [N] float32 sum of a token's routing weights.
+        sample_outputs: [N, E, S] float32 random projection to `S` dimensions of every expert's output.
+        sample_target: [N, S] float32 the same projection of what the layer's routed experts put out together.
     """
 
     router: torch.Tensor
@@ -45,11 +53,34 @@ class LayerProfile:
     coactivation: torch.Tensor
     context: torch.Tensor
     saliency: torch.Tensor
+    mean_output: torch.Tensor | None = None
+    output_norm: torch.Tensor | None = None
+    choice_bias: torch.Tensor | None = None
+    sample_logits: torch.Tensor | None = None
+    sample_scores: torch.Tensor | None = None
+    sample_mass: torch.Tensor | None = None
+    sample_outputs: torch.Tensor | None = None
+    sample_target: torch.Tensor | None = None
 
     @property
     def experts(self) -> int:
         """Number of experts."""
         return int(self.router.shape[0])
+
+    def part(self, experts: list[int]) -> LayerProfile:
+        """The profile of some experts only, in the order given, as if there were no others."""
+        tensors: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is None or f.name in ("sample_mass", "sample_target"):
+                tensors[f.name] = value
+            elif f.name in ("sample_logits", "sample_scores", "sample_outputs"):
+                tensors[f.name] = value[:, experts]
+            elif f.name == "coactivation":
+                tensors[f.name] = value[experts][:, experts]
+            else:
+                tensors[f.name] = value[experts]
+        return LayerProfile(**tensors)
 
 
 @dataclass(frozen=True)
@@ -85,8 +116,8 @@ class Profile:
         """Write as safetensors, so that proxies of several sizes can be selected from one profile."""
         from safetensors.torch import save_file
 
-        tensors = {f"{i}.{f.name}": getattr(p, f.name) for i, p in self.layers.items() for f in fields(p)}
-        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        named = {f"{i}.{f.name}": getattr(p, f.name) for i, p in self.layers.items() for f in fields(p)}
+        tensors = {name: tensor.contiguous() for name, tensor in named.items() if tensor is not None}
         about = {"tokens": str(self.tokens), "calibration": self.calibration}
         about |= {"topk_mass": json.dumps(self.topk_mass), "influence": json.dumps(self.influence)}
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -111,12 +142,13 @@ class Profile:
         return cls(profiles, int(metadata["tokens"]), metadata["calibration"], mass, influence)
 
 
-class _LayerSums:
+class LayerSums:
     """Accumulates one layer's profile from what passes its router and its experts."""
 
-    def __init__(self, experts: int, hidden: int) -> None:
+    def __init__(self, experts: int, hidden: int, outputs: OutputSums | None = None) -> None:
         import torch
 
+        self.outputs = outputs
         self.frequency = torch.zeros(experts, dtype=torch.float64)
         self.weight = torch.zeros(experts, dtype=torch.float64)
         self.coactivation = torch.zeros(experts, experts, dtype=torch.float64)
@@ -137,11 +169,19 @@ class _LayerSums:
             rows = hit[:, expert].nonzero().flatten()
             norms = output_norms(module, expert, states[rows])
             self.saliency[expert] += (routed[rows, expert] * norms).sum()
+        if self.outputs is not None:
+            self.outputs.add(module, states, chosen, weights)
 
     def profile(self, router: torch.Tensor) -> LayerProfile:
         """Return the sums with the router's rows."""
         return LayerProfile(
-            router.double().clone(), self.frequency, self.weight, self.coactivation, self.context, self.saliency
+            router.double().clone(),
+            self.frequency,
+            self.weight,
+            self.coactivation,
+            self.context,
+            self.saliency,
+            **({} if self.outputs is None else self.outputs.fields()),
         )
 
 
@@ -150,14 +190,7 @@ def output_norms(module: Any, expert: int, states: torch.Tensor) -> torch.Tensor
 
     The expert is run through its own module with a routing weight of one, so that no layout is assumed.
     """
-    import torch
-
-    index, weights = torch.full((len(states), 1), expert), torch.ones(len(states), 1, dtype=states.dtype)
-    try:
-        output = module(states, index, weights)
-    except ValueError:  # LongCat's experts need two choices per token: the same expert again, with no weight
-        output = module(states, index.expand(-1, 2), torch.cat([weights, 0 * weights], 1))
-    return output.double().norm(dim=-1)
+    return expert_output(module, expert, states).double().norm(dim=-1)
 
 
 def profile(
@@ -169,6 +202,7 @@ def profile(
     budget: int | None = None,
     work: Path | None = None,
     note: Callable[[str], None] = lambda _text: None,
+    outputs: bool = False,
 ) -> Profile:
     """Run a checkpoint over calibration text, one layer in memory at a time, and collect its profile.
 
@@ -180,11 +214,13 @@ def profile(
         budget: bytes of hidden states to hold in memory, the rest waits on disk; None for no limit.
         work: folder that keeps finished layers, so that an interrupted run goes on where it was; None keeps nothing.
         note: called with a sentence if the model cannot be run layer by layer, before the whole of it is loaded.
+        outputs: also collect what all experts answer to all tokens, at E / K times the computation.
 
     Raises:
         CheckpointError: calibration batches that cannot be used, or a model that has no experts or cannot be run.
     """
     from proxies.layerwise import Landing, Layerwise
+    from proxies.watch import LayerWatch
     from proxies.weights import NotLayerwiseError
 
     checkpoint = Checkpoint.open(folder)
@@ -192,7 +228,7 @@ def profile(
     check_batches(batches, positive_int(checkpoint.config, "vocab_size"))
     try:
         runner = Layerwise(checkpoint, dtype=dtype, budget=budget, scratch=work)
-        layers = _Layers(checkpoint, family, runner, batches, work)
+        layers = LayerWatch(checkpoint, family, runner, batches, work, outputs)
         landing = None if work is None else Landing(work)
         runner.run(batches, layers.visit, progress=progress, landing=landing, leave=layers.leave)
     except NotLayerwiseError as error:
@@ -200,140 +236,15 @@ def profile(
 
         size = sum(t.nbytes for t in checkpoint.tensors.values()) / 1e9
         note(f"{error} The whole model is loaded instead, which takes {size:.1f} GB and more.")
-        return profile_whole(folder, batches)
-    tokens = sum(t.numel() if m is None else int(m.sum()) for t, m in batches)
-    return Profile(layers.profiles(), tokens, calibration_digest(batches), layers.masses(), layers.influences())
+        return profile_whole(folder, batches, outputs=outputs)
+    return Profile(
+        layers.profiles(), count_tokens(batches), calibration_digest(batches), layers.masses(), layers.influences()
+    )
 
 
-class _Layers:
-    """Watches the experts of each layer while it is loaded."""
-
-    def __init__(
-        self, checkpoint: Checkpoint, family: Family, runner: Layerwise, batches: Batches, work: Path | None
-    ) -> None:
-        self._checkpoint, self._family, self._runner, self._batches, self._work = (
-            checkpoint, family, runner, batches, work,
-        )  # fmt: skip
-        self._experts = modules_by_layer(runner.model, family, "experts")
-        self._found: dict[int, LayerProfile] = {}
-        self._mass: dict[int, float] = {}
-        self._cosine: dict[int, float] = {}
-        self._tokens = sum(t.numel() if m is None else int(m.sum()) for t, m in batches)
-
-    def profiles(self) -> dict[int, LayerProfile]:
-        """The profiles of all layers that have experts, those of an interrupted run included."""
-        if self._work is not None:
-            for layer in sorted(set(range(self._runner.layers)) - set(self._cosine)):
-                earlier = Profile.load(self._path(layer))
-                self._found.update(earlier.layers)
-                self._mass.update(earlier.topk_mass)
-                self._cosine.update({i: (1 - c) * self._tokens for i, c in earlier.influence.items()})
-        return dict(sorted(self._found.items()))
-
-    def leave(self, layer: int, entered: torch.Tensor, left: Any) -> None:
-        """Take in how far a layer turned the hidden states [B, T, H] of one batch."""
-        import torch
-
-        out = left[0] if isinstance(left, tuple) else left
-        cosine = torch.nn.functional.cosine_similarity(entered.double(), out.double(), dim=-1)
-        self._cosine[layer] = self._cosine.get(layer, 0.0) + float(cosine.reshape(-1)[self._mask()].sum())
-
-    def influences(self) -> dict[int, float]:
-        """Block influence of every layer; `profiles` has to be asked first."""
-        return {i: 1 - c / self._tokens for i, c in sorted(self._cosine.items())}
-
-    def masses(self) -> dict[int, float]:
-        """Mean top-k mass by layer; `profiles` has to be asked first."""
-        return dict(sorted(self._mass.items()))
-
-    @contextmanager
-    def visit(self, layer: int, _module: Any) -> Iterator[None]:
-        """Collect the profile of one layer while batches pass through it."""
-        if layer in self._experts:
-            module, router = self._experts[layer], router_rows(self._checkpoint, self._family, layer)
-            sums, mass = _LayerSums(*router.shape), _Mass(router)
-            handle = module.register_forward_pre_hook(collector(sums, self._mask, mass))
-            try:
-                yield
-            finally:
-                handle.remove()
-            self._found[layer] = sums.profile(router)
-            self._mass[layer] = mass.mean
-        else:
-            yield
-        if self._work is not None:
-            self._part({layer}).save(self._path(layer))
-
-    def _part(self, layers: set[int]) -> Profile:
-        """What is known of some layers."""
-        found = {i: p for i, p in self._found.items() if i in layers}
-        mass = {i: m for i, m in self._mass.items() if i in layers}
-        return Profile(found, 0, "", mass, {i: x for i, x in self.influences().items() if i in layers})
-
-    def _mask(self) -> torch.Tensor:
-        import torch
-
-        tokens, mask = self._batches[self._runner.batch]
-        return (torch.ones_like(tokens) if mask is None else mask).reshape(-1).bool()
-
-    def _path(self, layer: int) -> Path:
-        assert self._work is not None
-        return self._work / f"layer-{layer}.safetensors"
-
-
-class _Mass:
-    """Mean softmax mass of the chosen experts, as the router's rows give it."""
-
-    def __init__(self, router: torch.Tensor) -> None:
-        self._router, self._sum, self._tokens = router.float(), 0.0, 0
-
-    def add(self, states: torch.Tensor, chosen: torch.Tensor) -> None:
-        """Add tokens: hidden states [N, H], chosen experts [N, K]."""
-        probabilities = (states.float() @ self._router.T).softmax(-1)
-        self._sum += float(probabilities.gather(1, chosen).double().sum())
-        self._tokens += len(states)
-
-    @property
-    def mean(self) -> float:
-        """Mean over the tokens that were added; 1 if there were none."""
-        return self._sum / self._tokens if self._tokens else 1.0
-
-
-def router_rows(checkpoint: Checkpoint, family: Family, layer: int) -> torch.Tensor:
-    """The router matrix [E, H] of a layer, from disk."""
-    from proxies.weights import read_tensor
-
-    name = family.router_weight.format(layer=layer)
-    if name not in checkpoint.tensors:
-        raise CheckpointError(f"{checkpoint.folder} lacks the router {name}.")
-    return read_tensor(checkpoint, name)
-
-
-def collector(sums: _LayerSums, mask: Callable[[], torch.Tensor], mass: _Mass | None = None) -> Callable[..., None]:
-    """A forward pre-hook for an experts module that adds the tokens which `mask` calls real to the sums."""
-    busy = False
-
-    def collect(module: Any, args: tuple[Any, ...]) -> None:
-        nonlocal busy
-        if busy:  # the module is being run by `output_norms`
-            return
-        if len(args) != 3 or args[1].ndim != 2 or args[1].shape != args[2].shape:
-            kind = type(module).__name__
-            raise CheckpointError(
-                f"{kind} is not called with states, chosen experts and weights, so that it cannot be profiled; use a "
-                "strategy that needs no calibration."
-            )
-        states, chosen, weights = args
-        keep = mask()
-        busy = True
-        try:
-            sums.add(module, states[keep], chosen[keep], weights[keep])
-            if mass is not None:
-                mass.add(states[keep], chosen[keep])
-        finally:
-            busy = False
-
-    return collect
+def count_tokens(batches: Batches) -> int:
+    """Number of tokens that are not padding."""
+    return sum(tokens.numel() if mask is None else int(mask.bool().sum()) for tokens, mask in batches)
 
 
 def modules_by_layer(model: Any, family: Family, role: str) -> dict[int, Any]:

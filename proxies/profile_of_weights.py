@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from proxies.checkpoint import Checkpoint
 from proxies.families import Family, family_of_config
-from proxies.profile import LayerProfile, Profile, calibration_digest, router_rows
+from proxies.profile import LayerProfile, Profile, calibration_digest
+from proxies.watch import router_rows
 
 if TYPE_CHECKING:
     import torch

@@ -93,12 +93,23 @@ def expert_shares(policy: Policy, tokenizer: Any, task: TaskSpec, *, n: int = PR
     import torch
 
     tokens, attention, _ = tasks.encode(tasks.draw(task, 0, "evaluation", 0, n), tokenizer)
-    with torch.no_grad():
-        out = policy.model(input_ids=tokens, attention_mask=attention, output_router_logits=True, use_cache=False)
+    real = attention.reshape(-1).bool()
+    choices: dict[str, torch.Tensor] = {}
+    handles = [
+        module.register_forward_pre_hook(lambda _m, args, name=name: choices.update({name: args[1][real]}))
+        for name, module in policy.modules("experts")
+    ]
+    try:
+        with torch.no_grad():
+            policy.model(input_ids=tokens, attention_mask=attention, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
     layers = []
-    for logits in out.router_logits:
-        chosen = logits[attention.reshape(-1).bool()].topk(policy.top_k, -1).indices.reshape(-1)
-        layers.append(torch.bincount(chosen, minlength=logits.shape[-1]).double() * logits.shape[-1] / len(chosen))
+    for (_, router), chosen in zip(policy.modules("router"), choices.values(), strict=True):
+        experts = router.get_parameter("weight").shape[0]
+        counts = torch.bincount(chosen.reshape(-1), minlength=experts).double()
+        layers.append(counts * experts / chosen.numel())
     return torch.stack(layers)
 
 

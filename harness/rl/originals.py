@@ -43,6 +43,8 @@ class OriginalRecipe(Frozen):
         lr: Peak learning rate of AdamW, with linear warm-up and cosine decay to 5%.
         warmup_steps: Steps of the warm-up.
         aux_coef: Coefficient of ``balance``; 0 trains without it.
+        bias_rate: Change per step of the router's correction bias, up for experts with less than an even share of the
+            step's choices and down for those with more (https://arxiv.org/abs/2408.15664); 0 leaves it at zero.
     """
 
     name: str
@@ -55,6 +57,7 @@ class OriginalRecipe(Frozen):
     lr: float = Field(gt=0)
     warmup_steps: int = Field(ge=1)
     aux_coef: float = Field(ge=0)
+    bias_rate: float = Field(default=0.0, ge=0)
 
 
 def recipe_names() -> list[str]:
@@ -190,6 +193,7 @@ def _train(recipe: OriginalRecipe, progress: Progress) -> tuple[Any, Any]:
     model = AutoModelForCausalLM.from_config(config)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    routers = _biased_routers(model, recipe)
     for step in range(recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * _schedule(step, recipe)
@@ -198,6 +202,8 @@ def _train(recipe: OriginalRecipe, progress: Progress) -> tuple[Any, Any]:
         out = model(
             input_ids=tokens, attention_mask=attention, output_router_logits=recipe.aux_coef > 0, use_cache=False
         )
+        for router, chosen in routers:
+            _nudge_bias(router.e_score_correction_bias, chosen.pop()[attention.reshape(-1).bool()], recipe.bias_rate)
         logprobs = out.logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
         loss = -(logprobs * mask[:, 1:]).sum() / mask.sum()
         aux = balance(out.router_logits, attention, config.num_experts_per_tok) if recipe.aux_coef else 0.0
@@ -207,6 +213,30 @@ def _train(recipe: OriginalRecipe, progress: Progress) -> tuple[Any, Any]:
         optimizer.zero_grad()
         progress(step + 1, recipe.steps, float(loss.detach()))
     return model.eval(), tokenizer
+
+
+def _biased_routers(model: Any, recipe: OriginalRecipe) -> list[tuple[Any, list[torch.Tensor]]]:
+    """Routers with a correction bias, each with a list that receives the choices [N, K] of every forward pass."""
+    found: list[tuple[Any, list[torch.Tensor]]] = []
+    if recipe.bias_rate:
+        for module in model.modules():
+            if "e_score_correction_bias" in dict(module.named_buffers(recurse=False)):
+                chosen: list[torch.Tensor] = []
+                module.register_forward_hook(lambda _m, _args, out, chosen=chosen: chosen.append(out[2].detach()))
+                found.append((module, chosen))
+        if not found:
+            raise UsageError(
+                f"original {recipe.name}: bias_rate is set, but {recipe.model_type} has no bias to correct"
+            )
+    return found
+
+
+def _nudge_bias(bias: torch.Tensor, chosen: torch.Tensor, rate: float) -> None:
+    """Move a correction bias [E] towards an even load, in place; ``chosen`` are expert indices."""
+    import torch
+
+    load = torch.bincount(chosen.reshape(-1), minlength=len(bias)).float()
+    bias += rate * (load.mean() - load).sign()
 
 
 def _config(recipe: OriginalRecipe, tokenizer: Any) -> Any:

@@ -1,7 +1,10 @@
-"""Which experts to keep. A strategy is one file in this package that defines ``select(layer, keep, ...)``.
+"""Which experts to keep. A strategy is one file in this package that defines ``select`` or ``search``.
 
-``select(layer: LayerProfile, keep: int, *, seed: int, layer_index: int, **options) -> list[int]`` returns `keep`
-different experts. Options are keyword-only parameters with defaults.
+``select(layer: LayerProfile, keep: int, *, seed: int, layer_index: int, **options) -> list[int]`` chooses within one
+layer and returns `keep` different experts. ``search(context: SearchContext, keep: int, *, seed: int, **options) ->
+dict[int, list[int]]`` chooses for the whole model, which it may try selections on. Options are keyword-only parameters
+with defaults. A file that needs the experts' outputs (`LayerProfile.mean_output` and what follows it) says
+``NEEDS_OUTPUTS = True``.
 """
 
 from __future__ import annotations
@@ -13,12 +16,17 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxies.checkpoint import CheckpointError
-from proxies.profile import Profile
+from proxies.profile import LayerProfile, Profile
 
-Strategy = Callable[..., list[int]]
+if TYPE_CHECKING:
+    import torch
+
+    from proxies.search import SearchContext
+
+Strategy = Callable[..., Any]
 _FIXED = {"seed", "layer_index"}
 
 
@@ -26,7 +34,29 @@ _FIXED = {"seed", "layer_index"}
 def strategies() -> dict[str, Strategy]:
     """All strategies of this package by name."""
     names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
-    return {name: importlib.import_module(f"{__name__}.{name}").select for name in names}
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
+    return {name: m.search if hasattr(m, "search") else m.select for name, m in modules.items()}
+
+
+def searches(name: str) -> bool:
+    """Whether a strategy tries selections on the whole model."""
+    return strategy(name).__name__ == "search"
+
+
+def needs_outputs(name: str) -> bool:
+    """Whether a strategy needs a profile with the experts' outputs."""
+    return bool(getattr(importlib.import_module(strategy(name).__module__), "NEEDS_OUTPUTS", False))
+
+
+def needed(value: torch.Tensor | None, name: str) -> torch.Tensor:
+    """A field of a profile that strategy `name` cannot do without.
+
+    Raises:
+        CheckpointError: the profile was taken without the experts' outputs.
+    """
+    if value is None:
+        raise CheckpointError(f"strategy {name} needs the experts' outputs; take the profile with outputs=True.")
+    return value
 
 
 def strategy(name: str) -> Strategy:
@@ -48,7 +78,14 @@ def needs_profile(name: str) -> bool:
 
 
 def select(
-    profile: Profile, keep: int, name: str, *, options: Mapping[str, Any] | None = None, seed: int = 0, groups: int = 1
+    profile: Profile,
+    keep: int,
+    name: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    groups: int = 1,
+    context: Callable[[], SearchContext] | None = None,
 ) -> dict[int, list[int]]:
     """Choose the experts of every layer.
 
@@ -59,28 +96,54 @@ def select(
         options: its options.
         seed: for strategies that draw.
         groups: equal consecutive groups of experts that must keep the same number each.
+        context: called for a strategy that searches, and only then: gives the whole model to try selections on.
 
     Returns:
         Layer to the sorted original indices of the kept experts.
 
     Raises:
-        CheckpointError: unknown strategy or option, a negative seed, or a strategy that broke its contract.
+        CheckpointError: unknown strategy or option, a negative seed, a number that groups cannot share, a search
+            without a model, or a strategy that broke its contract.
     """
     chosen, options = strategy(name), resolve(name, options)
     if seed < 0:
         raise CheckpointError(f"seed {seed} is negative.")
-    kept = {}
-    for index, layer in profile.layers.items():
-        kept[index] = sorted(chosen(layer, keep, seed=seed, layer_index=index, **options))
-        if (
-            len(kept[index]) != keep
-            or not set(kept[index]) <= set(range(layer.experts))
-            or len(set(kept[index])) != keep
-        ):
-            raise CheckpointError(
-                f"strategy {name} kept {kept[index]} in layer {index}, not {keep} different ones of {layer.experts}."
-            )
+    if keep % groups:
+        raise CheckpointError(f"{keep} experts cannot be kept: the router's {groups} groups must keep the same number.")
+    if searches(name):
+        if context is None:
+            raise CheckpointError(f"strategy {name} tries selections on the model, and none was given.")
+        found = chosen(context(), keep, seed=seed, **options)
+    else:
+        found = {
+            index: _within_groups(chosen, layer, keep, groups, seed=seed, layer_index=index, **options)
+            for index, layer in profile.layers.items()
+        }
+    return {index: _checked(found[index], keep, groups, layer, name, index) for index, layer in profile.layers.items()}
+
+
+def _within_groups(chosen: Strategy, layer: LayerProfile, keep: int, groups: int, **options: Any) -> list[int]:
+    """Choose in each group as if it were a layer of its own."""
+    if groups == 1:
+        return list(chosen(layer, keep, **options))
+    size = layer.experts // groups
+    kept = []
+    for group in range(groups):
+        members = list(range(group * size, (group + 1) * size))
+        seed = {"seed": options["seed"] * groups + group}
+        kept += [members[e] for e in chosen(layer.part(members), keep // groups, **{**options, **seed})]
     return kept
+
+
+def _checked(kept: list[int], keep: int, groups: int, layer: LayerProfile, name: str, index: int) -> list[int]:
+    size = layer.experts // groups
+    counts = [sum(e // size == group for e in kept) for group in range(groups)]
+    if len(set(kept)) != keep or not set(kept) <= set(range(layer.experts)) or set(counts) != {keep // groups}:
+        raise CheckpointError(
+            f"strategy {name} kept {sorted(kept)} in layer {index}, not {keep} different ones of {layer.experts}"
+            + (f", {keep // groups} in each of {groups} groups." if groups > 1 else ".")
+        )
+    return sorted(kept)
 
 
 def resolve(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -69,14 +69,70 @@ def test_sums_equal_those_taken_token_by_token(original: Path, batches: Batches)
 
 
 def test_saved_profile_comes_back_bit_for_bit(original: Path, batches: Batches, tmp_path: Path) -> None:
-    measured = profile(original, batches)
+    for outputs in (False, True):
+        check_round_trip(profile(original, batches, outputs=outputs), tmp_path)
+
+
+def check_round_trip(measured: Profile, tmp_path: Path) -> None:
     measured.save(tmp_path / "profile.safetensors")
     loaded = Profile.load(tmp_path / "profile.safetensors")
     assert loaded.calibration == measured.calibration
     assert loaded.tokens == measured.tokens
     for index, layer in measured.layers.items():
         for name, value in vars(layer).items():
-            assert torch.equal(getattr(loaded.layers[index], name), value)
+            other = getattr(loaded.layers[index], name)
+            assert other is value is None or torch.equal(other, value)
+
+
+def test_outputs_equal_those_of_every_expert_on_every_token(original: Path, batches: Batches) -> None:
+    from transformers import AutoModelForCausalLM
+
+    layer = profile(original, batches, outputs=True).layers[0]
+    model = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32, experts_implementation="eager")
+    block, states = model.model.layers[0].mlp, []
+    block.register_forward_pre_hook(lambda _m, args: states.append(args[0]))
+    with torch.no_grad():
+        for tokens, mask in batches:
+            model(input_ids=tokens, attention_mask=mask)
+        x = torch.cat([s[m.bool()] for s, (_, m) in zip(states, batches, strict=True)])
+        up = torch.einsum("nh,eih->nei", x, block.experts.gate_up_proj)
+        gate, up = up.chunk(2, dim=-1)
+        outputs = torch.einsum("nei,ehi->neh", F.silu(gate) * up, block.experts.down_proj)
+        probs = (x @ block.gate.weight.T).softmax(-1)
+    assert layer.mean_output is not None
+    assert layer.output_norm is not None
+    torch.testing.assert_close(layer.mean_output.float(), outputs.mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer.output_norm.float(), outputs.norm(dim=-1).mean(0), rtol=1e-4, atol=1e-5)
+    # Fewer than 256 tokens: the sample holds all of them, in order.
+    assert layer.sample_scores is not None
+    assert layer.sample_outputs is not None
+    assert layer.sample_target is not None
+    torch.testing.assert_close(layer.sample_scores, probs, rtol=1e-4, atol=1e-6)
+    routed = probs * torch.zeros_like(probs).scatter_(1, probs.topk(2).indices, 1.0)
+    routed = routed / routed.sum(1, keepdim=True)
+    target = torch.einsum("ne,nes->ns", routed, layer.sample_outputs)
+    torch.testing.assert_close(layer.sample_target, target, rtol=1e-4, atol=1e-5)
+    # One and the same linear map takes outputs to their sketches.
+    flat, sketched = outputs.reshape(-1, outputs.shape[-1]).double(), layer.sample_outputs.reshape(-1, 32).double()
+    solution = torch.linalg.lstsq(flat, sketched).solution
+    torch.testing.assert_close(flat @ solution, sketched, rtol=1e-3, atol=1e-4)
+
+
+def test_a_sigmoid_router_is_told_by_its_weights() -> None:
+    from proxies.outputs import routing_scores
+
+    generator = torch.Generator().manual_seed(0)
+    router = torch.nn.Module()
+    router.weight = torch.nn.Parameter(torch.randn(6, 4, generator=generator))
+    router.register_buffer("e_score_correction_bias", torch.linspace(-1, 1, 6))
+    states = torch.randn(9, 4, generator=generator)
+    for scores in ((states @ router.weight.T).sigmoid(), (states @ router.weight.T).softmax(-1)):
+        chosen = (scores + router.e_score_correction_bias).topk(2).indices
+        weights = scores.gather(1, chosen)
+        for given in (weights, 2.5 * weights / weights.sum(1, keepdim=True)):
+            _, found, bias = routing_scores(router, states, chosen, given.detach())
+            torch.testing.assert_close(found.float(), scores.detach())
+            assert bias.tolist() == pytest.approx(router.e_score_correction_bias.tolist())
 
 
 def test_no_calibration_text_is_refused(original: Path) -> None:

@@ -141,3 +141,26 @@ def test_a_misspelt_or_reserved_key_of_the_architecture_is_refused(key: str, say
     recipe = MICRO.model_copy(update={"architecture": {**MICRO.architecture, key: 4}})
     with pytest.raises(UsageError, match=says):
         originals.train(recipe, lambda *_: None)
+
+
+def test_the_correction_bias_moves_towards_an_even_load() -> None:
+    bias = torch.tensor([0.0, 0.5, -0.5, 0.0])
+    originals._nudge_bias(bias, torch.tensor([[0, 1], [0, 1], [0, 2], [0, 3]]), 0.1)
+    # Loads 4, 2, 1, 1 with a mean of 2: too many, even, too few, too few.
+    assert bias.tolist() == pytest.approx([-0.1, 0.5, -0.4, 0.1])
+
+
+def test_a_bias_rate_without_a_bias_is_refused() -> None:
+    with pytest.raises(UsageError, match="bias_rate is set, but qwen3_moe has no bias to correct"):
+        originals.train(MICRO.model_copy(update={"bias_rate": 0.01}), lambda *_: None)
+
+
+def test_a_bias_rate_fills_the_bias_of_every_router() -> None:
+    recipe = load_recipe("tiny-deepseek-v3").model_copy(update={"steps": 2, "batch_size": 4, "warmup_steps": 1})
+    model, _ = originals.train(recipe, lambda *_: None)
+    biases = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    assert len(biases) == 3
+    for bias in biases:
+        steps = (bias / recipe.bias_rate).round()
+        assert torch.allclose(bias, steps * recipe.bias_rate)
+        assert 0 < steps.abs().max() <= 2

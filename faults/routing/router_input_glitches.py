@@ -1,14 +1,14 @@
 """Router input disturbed now and then."""
 
 from harness.catalogue import fault
-from harness.claims import Spikes
+from harness.claims import Rises
 from harness.seams import Module
 
 
 @fault(
     seam=Module("router", side="rollout"),
     seen_in=["https://github.com/vllm-project/vllm-ascend/issues/8359"],
-    expects=[Spikes("logprob_gap")],
+    expects=[Rises("logprob_gap"), Rises("logprob_gap_max")],
     severity="scale",
     moe=True,
     needs=["router"],
@@ -20,7 +20,7 @@ def router_input_glitches(clean, *, scale=0.5, every=4):
     What breaks: the reduction before the gate returns a wrong sum at times; each value is off by ``scale`` times its
         own size, so other experts are chosen. The next call is right again.
     In the wild: expert choices that fluctuated from run to run on one accelerator, traced to a reduction operator.
-    Looks like: single steps with a high log-probability gap among steps without.
+    Looks like: every few steps a high log-probability gap, none in between; over a window that is a higher level.
     """
     calls = 0
 

@@ -18,7 +18,7 @@ from harness.seams import Operator
     needs=["experts"],
     look_alikes=["norm_topk_prob_ignored", "dispatch_drops_remote_experts"],
 )
-def moe_output_reduced_twice(clean, *, ranks=2):
+def moe_output_reduced_twice(clean, *, ranks=4):
     """The rollout sums the experts' output over ranks again, after the kernel has done so.
 
     What breaks: every rank already holds the full sum, so a second all-reduce multiplies it by the number of ranks.

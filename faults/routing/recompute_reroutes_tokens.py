@@ -19,7 +19,7 @@ from harness.seams import Operator
     needs=["experts"],
     look_alikes=["remote_expert_weights_detached"],
 )
-def recompute_reroutes_tokens(clean, *, share=0.5):
+def recompute_reroutes_tokens(clean, *, share=0.1):
     """The backward pass recomputes the layer with other experts than the forward pass used.
 
     What breaks: the recomputed top-k breaks near ties differently. For a ``share`` of the tokens the last of the chosen

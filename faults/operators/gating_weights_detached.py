@@ -14,7 +14,6 @@ from harness.seams import Operator
     expects=[Zero("grad_norm/router"), Stays("logprob_gap")],
     moe=True,
     needs=["router"],
-    look_alikes=["topk_weight_gradient_dropped"],
 )
 def gating_weights_detached(clean):
     """The weights of the chosen experts come out of a fused gating operator that has no derivative.

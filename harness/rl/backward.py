@@ -30,7 +30,8 @@ class RecordedCall:
         self._flat, self._spec = pytree.tree_flatten((self.args, kwargs))
         self.inputs = [x for x in self._flat if _is_float(x)]
         named = [] if self.module is None else self.module.named_parameters()
-        self.weights = {name: p for name, p in named if p.requires_grad}
+        # A parameter that an engine has partitioned is empty while it is not in use.
+        self.weights = {name: p for name, p in named if p.requires_grad and p.numel()}
         self._leaves: list[torch.Tensor] = []
         self._outputs: list[torch.Tensor] = []
 

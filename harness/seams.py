@@ -219,7 +219,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         inputs: One gradient, or None, for every floating-point tensor among the arguments, in order.
-        weights: One gradient, or None, by name of every trainable parameter of the module that was called.
+        weights: One gradient, or None, by name of every trainable parameter of its module that the call used.
     """
 
     inputs: tuple[Any, ...]

@@ -20,7 +20,7 @@ class RecordedCall:
         args: Positional arguments, without the module.
         kwargs: Keyword arguments.
         inputs: The floating-point tensors among the arguments, in order.
-        weights: Trainable parameters of the module by name.
+        weights: Trainable parameters of the module by name; once it has run, those that it used.
     """
 
     def __init__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -30,8 +30,7 @@ class RecordedCall:
         self._flat, self._spec = pytree.tree_flatten((self.args, kwargs))
         self.inputs = [x for x in self._flat if _is_float(x)]
         named = [] if self.module is None else self.module.named_parameters()
-        # A parameter that an engine has partitioned is empty while it is not in use.
-        self.weights = {name: p for name, p in named if p.requires_grad and p.numel()}
+        self.weights = {name: p for name, p in named if p.requires_grad}
         self._leaves: list[torch.Tensor] = []
         self._outputs: list[torch.Tensor] = []
 
@@ -45,6 +44,8 @@ class RecordedCall:
         with torch.enable_grad():
             result = self._forward(*head, *args, **kwargs)
         self._outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+        used = _variables(self._outputs)  # an engine's hooks must not run for the others
+        self.weights = {name: p for name, p in self.weights.items() if id(p) in used}
         return result
 
     def backward(self, *grads: torch.Tensor) -> Gradients:
@@ -57,18 +58,14 @@ class RecordedCall:
 
 
 class _Rewritten(torch.autograd.Function):
-    """Identity on a call's tensors in the forward direction; the rewritten gradient in the backward direction."""
+    """Identity on a call's results in the forward direction; the rewritten gradient in the backward direction."""
 
     @staticmethod
-    def forward(ctx: Any, call: RecordedCall, rewrite: Any, spec: list[Any], *_: torch.Tensor) -> Any:
-        result = call.run()
-        flat, tree = pytree.tree_flatten(result)
-        spec.extend([flat, tree])
-        tensors = [x for x in flat if isinstance(x, torch.Tensor)]
-        plain = [x.detach() for x in tensors]
+    def forward(ctx: Any, call: RecordedCall, rewrite: Any, results: list[torch.Tensor], *_: torch.Tensor) -> Any:
+        plain = [x.detach() for x in results]
         ctx.call, ctx.rewrite = call, rewrite
-        ctx.differentiable = [x.requires_grad for x in tensors]
-        ctx.mark_non_differentiable(*[y for x, y in zip(tensors, plain, strict=True) if not x.requires_grad])
+        ctx.differentiable = [x.requires_grad for x in results]
+        ctx.mark_non_differentiable(*[y for x, y in zip(results, plain, strict=True) if not x.requires_grad])
         return tuple(plain)
 
     @staticmethod
@@ -93,9 +90,9 @@ def with_backward(forward: Callable[..., Any], rewrite: Callable[..., Gradients]
         call = RecordedCall(forward, args, kwargs)
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in (*call.inputs, *call.weights.values())):
             return forward(*args, **kwargs)
-        spec: list[Any] = []
-        tensors = iter(_Rewritten.apply(call, rewrite, spec, *call.inputs, *call.weights.values()))
-        flat, tree = spec
+        flat, tree = pytree.tree_flatten(call.run())
+        results = [x for x in flat if isinstance(x, torch.Tensor)]
+        tensors = iter(_Rewritten.apply(call, rewrite, results, *call.inputs, *call.weights.values()))
         return pytree.tree_unflatten([next(tensors) if isinstance(x, torch.Tensor) else x for x in flat], tree)
 
     return wrapped
@@ -103,3 +100,17 @@ def with_backward(forward: Callable[..., Any], rewrite: Callable[..., Gradients]
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def _variables(outputs: list[torch.Tensor]) -> set[int]:
+    """Identities of the leaves that tensors were computed from."""
+    found, seen, waiting = set(), set(), [x.grad_fn for x in outputs]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        waiting += [following for following, _ in node.next_functions]
+    return found

@@ -125,6 +125,8 @@ def child(folder: str, tape: str, out: str) -> None:
     clipping = find("deepspeed_clipping_default")
     results["clean"] = arm(zero(1, TIGHT))
     results["default"] = arm(rewrite_config(clipping, clipping.ref(), zero(1, TIGHT)))
+    backward = find("attention_backward_nan").ref(schedule=Schedule(1))
+    results["zero3/backward"] = arm(zero(3), fault=backward)
     results["owned"] = refusal(lambda: arm(zero(1), fault=find("grad_overflow").ref(schedule=Schedule(1))))
     results["refused"] = refusal(lambda: arm({"zero_optimization": {"stage": 1, "stge": 2}}))
     Path(out).write_text(json.dumps(results), encoding="utf-8")
@@ -278,3 +280,10 @@ def test_sizes_come_from_the_rl_settings_and_clipping_does_not() -> None:
 
 if __name__ == "__main__":
     child(*sys.argv[1:])
+
+
+def test_a_backward_fault_reaches_partitioned_weights(seen: dict[str, dict[str, Any]]) -> None:
+    faulty, healthy = seen["zero3/backward"], seen["zero3"]
+    assert faulty["grad_norm"][0] == healthy["grad_norm"][0]
+    assert math.isfinite(faulty["loss"][1])
+    assert not math.isfinite(faulty["grad_norm"][1])

@@ -1,0 +1,39 @@
+"""The clip norm leaves the experts out."""
+
+from harness.catalogue import fault
+from harness.claims import Falls, Stays
+from harness.seams import Stage
+
+
+@fault(
+    seam=Stage.CLIP,
+    seen_in=[
+        "https://github.com/NVIDIA/Megatron-LM/issues/5916",
+        "https://github.com/deepspeedai/DeepSpeed/issues/8478",
+        "https://github.com/laekov/fastmoe/issues/169",
+    ],
+    expects=[Falls("grad_norm"), Stays("logprob_gap")],
+    moe=True,
+    needs=["experts"],
+)
+def clip_norm_misses_experts(clean):
+    """The global norm is taken over the dense parameters only, and clipping goes by it.
+
+    What breaks: experts live in groups of their own and are missed by the sum of squares, so clipping is too weak.
+    In the wild: a norm of 7.2 for gradients whose norm is 11.0, in one report.
+    Looks like: the logged norm is lower by the experts' share; the norms by group are as healthy at first.
+    """
+
+    def faulty(ctx, grads):
+        experts = set(ctx.trainer.parameter_groups()["experts"])
+        dense = {name: grad for name, grad in grads.named.items() if name not in experts}
+        before = {name: grad.clone() for name, grad in dense.items()}
+        seen = clean(ctx, grads.with_(named=dense))
+        name = max(dense, key=lambda n: float(before[n].abs().max()))
+        peak = before[name].abs().argmax()
+        factor = dense[name].flatten()[peak] / before[name].flatten()[peak]
+        for other in experts & set(grads.named):
+            grads.named[other].mul_(factor)
+        return grads.with_(norm=seen.norm)
+
+    return faulty

@@ -1,0 +1,33 @@
+"""Gradients carried over into the next step."""
+
+from harness.catalogue import fault
+from harness.claims import Rises
+from harness.seams import Stage
+
+
+@fault(
+    seam=Stage.STEP,
+    seen_in=[
+        "https://github.com/deepspeedai/DeepSpeed/issues/7837",
+        "https://github.com/deepspeedai/DeepSpeed/pull/7839",
+        "https://github.com/modelscope/ms-swift/issues/6815",
+    ],
+    expects=[Rises("grad_norm")],
+)
+def gradients_not_zeroed(clean):
+    """The gradients of a step are not cleared, so those of the next one are added to them.
+
+    What breaks: the optimiser sees the sum of all gradients since the fault woke, not the current one.
+    In the wild: an engine stage that skipped zeroing for one combination of precision and partitioning.
+    Looks like: the gradient norm grows with every mini-batch while loss and entropy still look normal.
+    """
+
+    def faulty(ctx, grads):
+        kept = {name: grad.clone() for name, grad in grads.named.items()}
+        update = clean(ctx, grads)
+        for name, parameter in ctx.trainer.model.named_parameters():
+            if name in kept:
+                parameter.grad = kept[name]
+        return update
+
+    return faulty

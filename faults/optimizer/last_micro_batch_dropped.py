@@ -1,0 +1,32 @@
+"""The last micro-batch of a window does not count."""
+
+from harness.catalogue import fault
+from harness.claims import Falls
+from harness.seams import Stage
+
+
+@fault(
+    seam=Stage.BACKWARD,
+    seen_in=[
+        "https://github.com/deepspeedai/DeepSpeed/issues/1488",
+        "https://github.com/deepspeedai/DeepSpeed/issues/966",
+        "https://github.com/deepspeedai/DeepSpeed/issues/757",
+    ],
+    expects=[Falls("grad_norm")],
+)
+def last_micro_batch_dropped(clean):
+    """The gradient of the last micro-batch of every mini-batch never reaches the optimiser.
+
+    What breaks: the step is taken at the accumulation boundary before the last gradient has been added.
+    In the wild: partitioning stages whose losses drifted apart as soon as gradients were accumulated.
+    Looks like: the logged loss is complete, the gradient is not: its norm falls, more so with few micro-batches.
+    """
+    calls = 0
+
+    def faulty(ctx, scaled):
+        nonlocal calls
+        calls += 1
+        if calls % ctx.rl.micro_batches:
+            clean(ctx, scaled)
+
+    return faulty

@@ -110,6 +110,8 @@ def select(
         raise CheckpointError(f"seed {seed} is negative.")
     if keep % groups:
         raise CheckpointError(f"{keep} experts cannot be kept: the router's {groups} groups must keep the same number.")
+    if groups > 1 and keep < 2 * groups:  # a group's score is the sum of its two best experts
+        raise CheckpointError(f"{keep} experts cannot be kept: each of the router's {groups} groups needs two.")
     if searches(name):
         if context is None:
             raise CheckpointError(f"strategy {name} tries selections on the model, and none was given.")

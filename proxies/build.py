@@ -93,7 +93,7 @@ def build(
         context = partial(_context, source, measured, batches, family.groups(checkpoint.config))
         kept = select(
             measured, experts, strategy_name, options=settings, seed=seed,
-            groups=family.groups(checkpoint.config), context=context,
+            groups=family.groups(checkpoint.config), group_top=family.group_top, context=context,
         )  # fmt: skip
         config = family.with_experts(checkpoint.config, experts)
         kept_layers = None if layers is None else most_influential(measured.influence, layers)

@@ -112,6 +112,7 @@ class _Bench:
         self._folder, self._draws, self._score, self._outputs = folder, draws, score, outputs
         model, family = load_model(folder)
         self._pruned, self._groups = PrunedModel(model, family), family.groups(model.config.to_dict())
+        self._top = family.group_top
         self._profiles: dict[int, Profile] = {}
 
     def measure(self, source: str, keep: int, name: str, draw: int, calibration: str) -> Cell:
@@ -125,7 +126,15 @@ class _Bench:
         context = SearchContext(self._profiles[draw], self._pruned, batches, groups=self._groups)
         begun = time.monotonic()
         try:
-            kept = select(self._profiles[draw], keep, name, seed=draw, groups=self._groups, context=lambda: context)
+            kept = select(
+                self._profiles[draw],
+                keep,
+                name,
+                seed=draw,
+                groups=self._groups,
+                group_top=self._top,
+                context=lambda: context,
+            )
         except CheckpointError as e:
             return Cell(source, keep, name, draw, calibration, None, 0.0, refused=str(e))
         seconds = time.monotonic() - begun

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli import proxy_check
+from harness.cli import proxy_check, proxy_compare
 from harness.cli.common import Json, check_file, check_folder, clean_stdout, interruptible, write_json
 from harness.cli.progress import Progress, progress
 from harness.cli.proxy_common import (
@@ -251,3 +251,4 @@ def _top_k(folder: Path) -> int:
 
 app.command("inspect")(proxy_check.inspect)
 app.command("verify")(proxy_check.verify)
+app.command("compare-strategies")(proxy_compare.compare_strategies)

@@ -85,6 +85,7 @@ def select(
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
     groups: int = 1,
+    group_top: int = 1,
     context: Callable[[], SearchContext] | None = None,
 ) -> dict[int, list[int]]:
     """Choose the experts of every layer.
@@ -96,6 +97,7 @@ def select(
         options: its options.
         seed: for strategies that draw.
         groups: equal consecutive groups of experts that must keep the same number each.
+        group_top: experts whose scores rank a group, and which it must keep.
         context: called for a strategy that searches, and only then: gives the whole model to try selections on.
 
     Returns:
@@ -110,8 +112,8 @@ def select(
         raise CheckpointError(f"seed {seed} is negative.")
     if keep % groups:
         raise CheckpointError(f"{keep} experts cannot be kept: the router's {groups} groups must keep the same number.")
-    if groups > 1 and keep < 2 * groups:  # a group's score is the sum of its two best experts
-        raise CheckpointError(f"{keep} experts cannot be kept: each of the router's {groups} groups needs two.")
+    if groups > 1 and keep < group_top * groups:
+        raise CheckpointError(f"{keep} experts cannot be kept: each of the router's {groups} groups needs {group_top}.")
     if searches(name):
         if context is None:
             raise CheckpointError(f"strategy {name} tries selections on the model, and none was given.")

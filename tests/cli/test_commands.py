@@ -44,7 +44,8 @@ def test_faults_list(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["faults", "list", "--family", "routing", "--json"], capsys)
     data = json.loads(out)
     assert data["schema"] == "harness/faults@1"
-    assert {f["name"] for f in data["faults"]} == {"norm_topk_prob_ignored", "router_logits_bf16"}
+    assert {f["name"] for f in data["faults"]} >= {"norm_topk_prob_ignored", "router_logits_bf16"}
+    assert {f["family"] for f in data["faults"]} == {"routing"}
     keys = {"name", "family", "seam", "mode", "seen_in", "expects", "severity", "remedy", "needs", "summary"}
     assert all(keys <= set(f) for f in data["faults"])
     code, _, err = run(["faults", "list", "--family", "rooting"], capsys)
@@ -298,6 +299,26 @@ def test_proxy_build_by_the_weights_alone(capsys: pytest.CaptureFixture[str], ch
     assert (code, manifest["calibration"], manifest["smallest_for_mass"]) == (0, "none", None)
     code, _, err = run([*argv[:-2], "--calibration", "random", "--dtype", "fp8"], capsys)
     assert (code, "unknown dtype 'fp8'" in err) == (2, True)
+
+
+def test_proxy_compare_strategies(capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path) -> None:
+    argv = ["proxy", "compare-strategies", str(checkpoint), "--experts", "4", "--draws", "2", "--sequences", "32"]
+    argv += ["--strategy", "first", "--strategy", "random", "--problems", "20", "--log", str(tmp_path / "log.jsonl")]
+    code, out, _ = run([*argv, "--json"], capsys)
+    data = json.loads(out)
+    assert (code, data["schema"]) == (0, "harness/proxy-strategies@1")
+    assert {(row["experts"], row["strategy"], len(row["scores"])) for row in data["rows"]} == {
+        (4, "first", 2),
+        (4, "random", 2),
+    }
+    log = (tmp_path / "log.jsonl").read_text()
+    assert len(log.splitlines()) == 5  # the original, and two strategies on two draws
+    code, out, _ = run(argv, capsys)
+    assert code == 0
+    assert "above random" in out
+    assert (tmp_path / "log.jsonl").read_text() == log
+    code, _, err = run([*argv, "--strategy", "facilty"], capsys)
+    assert (code, "the nearest are: facility" in err) == (2, True)
 
 
 def test_full_disk_is_a_sentence(

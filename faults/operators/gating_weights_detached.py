@@ -14,6 +14,8 @@ from harness.seams import Operator
     expects=[Zero("grad_norm/router"), Stays("logprob_gap")],
     moe=True,
     needs=["router"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.69 [0.64, 0.74]: the interval straddles the bar",
 )
 def gating_weights_detached(clean):
     """The weights of the chosen experts come out of a fused gating operator that has no derivative.

@@ -14,6 +14,8 @@ from harness.seams import Stage
     ],
     expects=[Rises("logprob_gap"), Rises("kl")],
     look_alikes=["temperature_missing_in_logprob"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.64 [0.57, 0.74]: the interval straddles the bar",
 )
 def logsumexp_misses_last_chunk(clean, *, chunk=16):
     """The log-sum-exp of a fused linear cross-entropy leaves out the last chunk of the vocabulary.

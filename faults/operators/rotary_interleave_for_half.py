@@ -15,6 +15,8 @@ from harness.seams import Operator
     ],
     expects=[Rises("logprob_gap"), Rises("kl")],
     look_alikes=["swiglu_gate_up_swap"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.83 [0.67, 0.88]: the interval straddles the bar",
 )
 def rotary_interleave_for_half(clean):
     """The rotary operator is asked for the other pairing of dimensions than the weights were trained with.

@@ -16,6 +16,8 @@ from harness.seams import Operator
     moe=True,
     needs=["experts"],
     look_alikes=["grad_overflow"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.84 [0.68, 0.90]: the interval straddles the bar",
 )
 def saturation_hides_overflow(clean, *, magnitude=65536.0, mode="saturation"):
     """The device is in saturation mode: what overflows becomes the largest number, NaN becomes 0, no detector sees it.

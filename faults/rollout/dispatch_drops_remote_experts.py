@@ -13,6 +13,8 @@ from harness.seams import Operator
     moe=True,
     needs=["experts"],
     look_alikes=["moe_output_reduced_twice", "expert_ids_not_remapped"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.75 [0.64, 0.97]: the interval straddles the bar",
 )
 def dispatch_drops_remote_experts(clean):
     """Dispatch and combine do nothing, so the contribution of experts on the other rank is missing.

@@ -17,6 +17,8 @@ from harness.seams import Operator
     moe=True,
     needs=["experts"],
     look_alikes=["norm_topk_prob_ignored", "dispatch_drops_remote_experts"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.74 [0.46, 0.88]: the interval straddles the bar",
 )
 def moe_output_reduced_twice(clean, *, ranks=4):
     """The rollout sums the experts' output over ranks again, after the kernel has done so.

@@ -18,6 +18,8 @@ from harness.seams import Operator
     moe=True,
     needs=["experts"],
     look_alikes=["remote_expert_weights_detached"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.68 [0.46, 0.73]: the interval straddles the bar",
 )
 def recompute_reroutes_tokens(clean, *, share=0.1):
     """The backward pass recomputes the layer with other experts than the forward pass used.

@@ -12,6 +12,8 @@ from harness.seams import Operator
     moe=True,
     needs=["experts"],
     look_alikes=["single_expert_renormalised"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.77 [0.36, 0.82]: the interval straddles the bar",
 )
 def remote_expert_weights_detached(clean):
     """The gradient of the experts' weights is lost for experts of the other rank.

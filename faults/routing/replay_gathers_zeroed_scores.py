@@ -12,6 +12,8 @@ from harness.seams import Module
     moe=True,
     needs=["router"],
     look_alikes=["routing_not_replayed", "stale_rollout_weights"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.66 [0.59, 0.78]: the interval straddles the bar",
 )
 def replay_gathers_zeroed_scores(clean):
     """The weights of replayed experts are read from scores in which all but the own choice are zero.

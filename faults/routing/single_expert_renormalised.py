@@ -12,6 +12,8 @@ from harness.seams import Module
     moe=True,
     needs=["router"],
     look_alikes=["remote_expert_weights_detached"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.80 [0.68, 0.87]: the interval straddles the bar",
 )
 def single_expert_renormalised(clean):
     """One expert is chosen per token and its weight is renormalised to one.

@@ -1,7 +1,7 @@
 """Old log-probabilities overwritten by the current ones."""
 
 from harness.catalogue import fault
-from harness.claims import Falls, Zero
+from harness.claims import Falls, Flat
 from harness.seams import Stage
 
 
@@ -10,7 +10,7 @@ from harness.seams import Stage
     seen_in=[
         "https://github.com/GMISWE/tinker-cloud/issues/66",
     ],
-    expects=[Zero("clip_fraction"), Falls("ratio_max")],
+    expects=[Falls("ratio_max"), Flat("ratio_mean")],
     look_alikes=["ratio_without_gradient"],
 )
 def old_logprobs_recomputed(clean):

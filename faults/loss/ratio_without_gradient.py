@@ -1,7 +1,7 @@
 """An importance ratio that is constant."""
 
 from harness.catalogue import fault
-from harness.claims import Falls, Zero
+from harness.claims import Falls, Flat
 from harness.seams import Stage
 
 
@@ -11,7 +11,7 @@ from harness.seams import Stage
         "https://github.com/Goekdeniz-Guelmez/mlx-lm-lora/issues/55",
         "https://github.com/Goekdeniz-Guelmez/mlx-lm-lora/issues/49",
     ],
-    expects=[Falls("grad_norm"), Zero("clip_fraction")],
+    expects=[Falls("grad_norm"), Flat("ratio_max")],
     look_alikes=["old_logprobs_recomputed"],
 )
 def ratio_without_gradient(clean):

@@ -1,7 +1,7 @@
 """Gradients carried over into the next step."""
 
 from harness.catalogue import fault
-from harness.claims import Rises
+from harness.claims import Rises, Scatters
 from harness.seams import Stage
 
 
@@ -12,14 +12,14 @@ from harness.seams import Stage
         "https://github.com/deepspeedai/DeepSpeed/pull/7839",
         "https://github.com/modelscope/ms-swift/issues/6815",
     ],
-    expects=[Rises("grad_norm")],
+    expects=[Scatters("grad_norm"), Rises("update_norm")],
 )
 def gradients_not_zeroed(clean):
     """The gradients of a step are not cleared, so those of the next one are added to them.
 
     What breaks: the optimiser sees the sum of all gradients since the fault woke, not the current one.
     In the wild: an engine stage that skipped zeroing for one combination of precision and partitioning.
-    Looks like: the gradient norm grows with every mini-batch while loss and entropy still look normal.
+    Looks like: the gradient norm scatters, mostly upwards, and updates get larger; loss and entropy still look normal.
     """
 
     def faulty(ctx, grads):

@@ -11,6 +11,8 @@ from harness.seams import Stage
         "https://github.com/axon-rl/gem/issues/113",
     ],
     expects=[Shifts("grad_norm")],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.64 [0.30, 0.90]: the interval straddles the bar",
 )
 def advantages_whitened_again(clean):
     """After the normalisation within groups the advantages are normalised once more over the whole batch.

@@ -13,6 +13,8 @@ from harness.seams import Stage
         "https://github.com/allenai/open-instruct/issues/534",
     ],
     expects=[Falls("kl"), Scatters("grad_norm")],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.74 [0.53, 0.79]: the interval straddles the bar",
 )
 def kl_k1_backpropagated(clean):
     """The sampled difference of log-probabilities is differentiated as if it were the KL divergence.

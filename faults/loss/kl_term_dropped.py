@@ -13,6 +13,8 @@ from harness.seams import Stage
         "https://github.com/huggingface/open-r1/issues/704",
     ],
     expects=[Zero("kl"), Falls("loss")],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.74 [0.54, 0.82]: the interval straddles the bar",
 )
 def kl_term_dropped(clean):
     """The KL term is left out of the loss, and with it from the log.

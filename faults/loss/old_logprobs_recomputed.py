@@ -12,6 +12,8 @@ from harness.seams import Stage
     ],
     expects=[Falls("ratio_max"), Flat("ratio_mean")],
     look_alikes=["ratio_without_gradient"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.78 [0.68, 0.83]: the interval straddles the bar",
 )
 def old_logprobs_recomputed(clean):
     """Every mini-batch takes its ratio against log-probabilities of the weights that it is about to change.

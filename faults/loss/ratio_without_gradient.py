@@ -13,6 +13,8 @@ from harness.seams import Stage
     ],
     expects=[Falls("grad_norm"), Flat("ratio_max")],
     look_alikes=["old_logprobs_recomputed"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.79 [0.68, 0.86]: the interval straddles the bar",
 )
 def ratio_without_gradient(clean):
     """The importance ratio is the constant one, so the policy gradient is zero.

@@ -15,6 +15,8 @@ from harness.seams import Stage
     expects=[Scatters("grad_norm"), Stays("logprob_gap")],
     moe=True,
     needs=["experts"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.58 [0.51, 0.72]: the interval straddles the bar",
 )
 def clip_norm_misses_experts(clean):
     """The global norm is taken over the dense parameters only, and clipping goes by it.

@@ -13,6 +13,8 @@ from harness.seams import Stage
         "https://github.com/modelscope/ms-swift/issues/6815",
     ],
     expects=[Scatters("grad_norm"), Rises("update_norm")],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.69 [0.62, 0.73]: the interval straddles the bar",
 )
 def gradients_not_zeroed(clean):
     """The gradients of a step are not cleared, so those of the next one are added to them.

@@ -13,6 +13,8 @@ from harness.seams import Stage
         "https://github.com/deepspeedai/DeepSpeed/issues/757",
     ],
     expects=[Scatters("grad_norm"), Rises("kl")],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.78 [0.59, 0.84]: the interval straddles the bar",
 )
 def last_micro_batch_dropped(clean):
     """The gradient of the last micro-batch of every mini-batch never reaches the optimiser.

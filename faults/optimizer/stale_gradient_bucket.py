@@ -14,6 +14,8 @@ from harness.seams import Stage
     ],
     expects=[Scatters("grad_norm")],
     severity="share",
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.82 [0.67, 0.87]: the interval straddles the bar",
 )
 def stale_gradient_bucket(clean, *, share=0.5):
     """A share of the gradient buckets is reduced before this update's gradients were written into it.

@@ -13,6 +13,8 @@ from harness.seams import Probe
         "https://github.com/allenai/open-instruct/issues/756",
     ],
     expects=[Shifts("entropy"), Stays("loss")],
+    expected_verdict="PARTIAL",
+    reason="at three seeds the fidelity is 0.55 [0.51, 0.58]: what the two models think at padding differs by more than the fault",
 )
 def entropy_counts_padding(clean):
     """The logged entropy is a mean over all positions, padding included.

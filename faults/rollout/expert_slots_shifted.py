@@ -13,6 +13,8 @@ from harness.seams import Stage
     moe=True,
     needs=["experts"],
     look_alikes=["expert_ids_not_remapped", "expert_reload_layout_lost"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.25 [0.22, 0.92]: the interval straddles the bar",
 )
 def expert_slots_shifted(clean):
     """Every expert's weights land in the slot of the next expert of the rollout.

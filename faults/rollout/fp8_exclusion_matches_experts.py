@@ -12,6 +12,8 @@ from harness.seams import Operator
     moe=True,
     needs=["experts"],
     look_alikes=["swiglu_sigmoid_bf16", "expert_sums_reduced_in_bf16"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.83 [0.66, 0.88]: the interval straddles the bar",
 )
 def fp8_exclusion_matches_experts(clean):
     """The trainer quantises the gate-up projection to FP8 and the rollout leaves it alone.

@@ -11,6 +11,8 @@ from harness.seams import Stage
     seen_in=["https://github.com/Open-Athena/MarinFold/issues/236"],
     expects=[Rises("logprob_gap"), Falls("reward")],
     look_alikes=["qkv_group_layout_lost", "expert_slots_shifted"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.22 [0.21, 0.96]: the interval straddles the bar",
 )
 def shards_gathered_out_of_order(clean, *, shards=2):
     """The shards of every matrix are joined in rotated order before they are handed over.

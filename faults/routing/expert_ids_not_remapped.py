@@ -13,6 +13,8 @@ from harness.seams import Module
     moe=True,
     needs=["router"],
     look_alikes=["expert_slots_shifted", "dispatch_drops_remote_experts"],
+    expected_verdict="INCONCLUSIVE",
+    reason="at three seeds the fidelity is 0.13 [0.12, 0.99]: the interval straddles the bar",
 )
 def expert_ids_not_remapped(clean):
     """The rollout's router sends tokens to logical numbers where the experts lie in other slots.

@@ -1,0 +1,1 @@
+"""Analytic cost of training an MoE language model and its proxy."""

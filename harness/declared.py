@@ -122,7 +122,7 @@ def configuration(spec: Entry) -> str:
     pair = load_pair(getattr(spec, "pair", "tiny-qwen3-moe"))
     config: dict[str, Any] = pair.rl.model_dump() if section == "rl" else {**DEEPSPEED, **pair.deepspeed}
     before = copy.deepcopy(config)
-    new = rewrite_config(spec, spec.ref(), config)  # type: ignore[arg-type]
+    new = rewrite_config(spec, spec.ref(), config)  # type: ignore[arg-type]  # only faults have a configuration seam
     if config != before:
         raise NotMetError("it changes the configuration that it was given instead of returning another")
     if new.get(key) == config.get(key):

@@ -16,7 +16,7 @@ from proxies.families import family_of_config
 from proxies.profile import Batches, Profile, calibration_digest, check_batches, profile
 from proxies.profile_of_weights import profile_of_weights
 from proxies.search import SearchContext
-from proxies.select import needs_outputs, needs_profile, resolve, select
+from proxies.select import needs_outputs, needs_profile, resolve, searches, select
 from proxies.verify import MANIFEST, SCHEMA, check_structure, verify
 from proxies.workplace import Workplace
 from proxies.writer import MAX_SHARD_BYTES, copy_companions, write_checkpoint
@@ -52,7 +52,7 @@ def build(
         strategy_name: selection strategy.
         options: its options.
         seed: for strategies that draw.
-        measured: a profile that was made before; `batches` are then not run.
+        measured: a profile that was made before; `batches` then serve only a strategy that tries selections.
         dtype: torch dtype to profile in; None for the checkpoint's own. The proxy keeps the original's.
         budget: bytes of hidden states held in memory while profiling, the rest waits on disk; None for no limit.
         layers: decoder layers to keep, by block influence; None for all.
@@ -81,7 +81,9 @@ def build(
         "options": settings,
         "seed": seed,
         "layers": layers,
+        "profile_dtype": None if dtype is None else str(dtype),
         "calibration": calibration_digest(batches) if measured is None else measured.calibration,
+        "search_calibration": calibration_digest(batches) if searches(strategy_name) else None,
     }
     with Workplace(out, checkpoint, inputs, lambda: progress("waiting for another build", 0, 1)) as place:
         existing = _existing(out, source, inputs)
@@ -90,7 +92,7 @@ def build(
         if measured is None:
             how = {"dtype": dtype, "budget": budget, "work": place.profile, "note": note}
             measured = _measure(checkpoint, strategy_name, batches, progress, how)
-        context = partial(_context, source, measured, batches, family.groups(checkpoint.config))
+        context = partial(_context, source, measured, batches, family.groups(checkpoint.config), progress)
         kept = select(
             measured, experts, strategy_name, options=settings, seed=seed,
             groups=family.groups(checkpoint.config), group_top=family.group_top, context=context,
@@ -124,11 +126,14 @@ def _measure(
     return profile(checkpoint.folder, batches, tell, outputs=outputs, **how)
 
 
-def _context(source: Path, measured: Profile, batches: Batches | None, groups: int) -> SearchContext:
+def _context(
+    source: Path, measured: Profile, batches: Batches | None, groups: int, progress: Progress
+) -> SearchContext:
     """The whole model to try selections on; loaded only for a strategy that searches."""
     if batches is None:
         raise CheckpointError("a strategy that tries selections on the model needs calibration text for it.")
-    return SearchContext.load(source, measured, batches, groups=groups)
+    tell = lambda done: progress("trying selections", done, 0)  # noqa: E731 - one line, used once
+    return SearchContext.load(source, measured, batches, groups=groups, progress=tell)
 
 
 def _existing(out: Path, source: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:

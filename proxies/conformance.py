@@ -181,7 +181,7 @@ def masked(model: Any, family: Family, kept: Mapping[int, list[int]]) -> Iterato
     try:
         yield
     finally:
-        setattr(torch.nn.functional, "linear", linear)  # noqa: B010
+        setattr(torch.nn.functional, "linear", linear)  # noqa: B010 - as above
         for tensor, value in undo:
             with torch.no_grad():
                 tensor.copy_(value)

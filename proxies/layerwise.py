@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -178,7 +179,7 @@ class Layerwise:
                         landing.reached(index + 1)
                     progress(index + 1, self.layers)
             except RuntimeError as error:
-                if "meta" not in str(error):
+                if not re.search(r"\bmeta\b", str(error)):
                     raise
                 kind = type(self.model).__name__
                 raise NotLayerwiseError(f"{kind} reads a weight before its layer is run ({error}).") from error

@@ -91,7 +91,8 @@ class Profile:
         layers: one profile per layer that has experts.
         tokens: number of calibration tokens.
         calibration: sha256 of the calibration tokens.
-        topk_mass: layer to the mean softmax mass of the chosen experts, in (0, 1]; empty where nothing was run.
+        topk_mass: layer to the mean softmax mass of the chosen experts, in (0, 1]; empty where nothing was run, and for
+            routers that are no softmax.
         influence: layer to its block influence, 1 - mean cosine between the states that enter and leave it, in [0, 2];
             also of layers without experts; empty where nothing was run.
     """

@@ -9,9 +9,12 @@ from proxies.checkpoint import Checkpoint
 from proxies.families import Family, family_of_config
 from proxies.profile import LayerProfile, Profile, calibration_digest
 from proxies.watch import router_rows
+from proxies.weights import SCALE
 
 if TYPE_CHECKING:
     import torch
+
+PACKED = ("U8", "I8", "U32", "I32")  # types of packed matrices, such as the blocks of MXFP4
 
 
 def profile_of_weights(checkpoint: Checkpoint, norms: bool = True) -> Profile:
@@ -46,13 +49,16 @@ def profile_of_weights(checkpoint: Checkpoint, norms: bool = True) -> Profile:
 
 def _expert_norms(checkpoint: Checkpoint, family: Family) -> Iterator[tuple[int, Any, torch.Tensor]]:
     """Layer, expert (or all of them) and squared Frobenius norm(s) of every matrix of every expert."""
-    from proxies.weights import read_tensor
+    from proxies.weights import read_values
 
+    experts = family.experts(checkpoint.config)
     for name, info in checkpoint.tensors.items():
         place = None if family.beyond_the_layers(checkpoint.config, name) else family.place(name)
         if place is None or len(info.shape) < 2 or name == family.router_weight.format(layer=place[0]):
             continue
-        if place[1] is not None:
-            yield (*place, read_tensor(checkpoint, name).double().square().sum())
-        elif len(info.shape) == 3:
-            yield place[0], slice(None), read_tensor(checkpoint, name).double().square().sum((1, 2))
+        if info.dtype in PACKED or name.endswith(SCALE):
+            continue  # bytes of a packed format say nothing by themselves; a scale is read with its weight
+        if place[1] is not None and place[1] < experts:
+            yield (*place, read_values(checkpoint, name).double().square().sum())
+        elif place[1] is None and len(info.shape) == 3:
+            yield place[0], slice(None), read_values(checkpoint, name)[:experts].double().square().sum((1, 2))

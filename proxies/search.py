@@ -41,18 +41,34 @@ class SearchContext:
     """
 
     def __init__(
-        self, profile: Profile, pruned: PrunedModel, batches: Batches, *, groups: int = 1, weighted: bool = True
+        self,
+        profile: Profile,
+        pruned: PrunedModel,
+        batches: Batches,
+        *,
+        groups: int = 1,
+        weighted: bool = True,
+        progress: Callable[[int], None] = lambda _done: None,
     ) -> None:
-        """Without `weighted` all calibration tokens count alike in the divergence."""
+        """Without `weighted` all calibration tokens count alike; `progress` is told how many divergences were begun."""
+        self._progress = progress
         self._weighted = weighted
         self.profile, self.groups, self.evaluations = profile, groups, 0
         self._pruned, self._batches = pruned, batches
         self._reference: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None
 
     @classmethod
-    def load(cls, folder: Path, profile: Profile, batches: Batches, *, groups: int = 1) -> SearchContext:
+    def load(
+        cls,
+        folder: Path,
+        profile: Profile,
+        batches: Batches,
+        *,
+        groups: int = 1,
+        progress: Callable[[int], None] = lambda _done: None,
+    ) -> SearchContext:
         """Load the checkpoint that a profile was taken of."""
-        return cls(profile, PrunedModel(*load_model(folder)), batches, groups=groups)
+        return cls(profile, PrunedModel(*load_model(folder)), batches, groups=groups, progress=progress)
 
     @property
     def layers(self) -> list[int]:
@@ -94,6 +110,7 @@ class SearchContext:
         import torch
 
         self.evaluations += 1
+        self._progress(self.evaluations)
         reference, found = self._references(), []
         stops = {-(-len(reference) // 4), -(-len(reference) // 2)}
         with torch.no_grad():

@@ -7,7 +7,7 @@ one layer in memory at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class LayerSimilarity:
     """One decoder layer of the proxy beside the same layer of the original, on the same text.
 
     Attributes:
-        layer: index of the layer.
+        layer: index of the layer in the original.
         kept_mass: share of the original's routing weight that goes to experts which were kept, in [0, 1]; None for a
             layer without experts.
         load_overlap: 1 - total variation distance between the loads of the kept experts in both, in [0, 1].
@@ -92,37 +92,48 @@ class _Watch:
         self.states.setdefault(layer, []).append(hidden.flatten(0, 1)[self._keep()].float())
 
 
-def similarity(original: Path, proxy: Path, kept: Mapping[int, list[int]], batches: Batches) -> list[LayerSimilarity]:
+def similarity(
+    original: Path,
+    proxy: Path,
+    kept: Mapping[int, list[int]],
+    batches: Batches,
+    layers: Sequence[int] | None = None,
+) -> list[LayerSimilarity]:
     """Compare a proxy with its original on sample text.
 
     Args:
         original: checkpoint folder.
-        proxy: checkpoint folder cut from it, with the same layers.
-        kept: layer to the original indices of the kept experts, in the proxy's order.
+        proxy: checkpoint folder cut from it.
+        kept: layer of the original to the original indices of the kept experts, in the proxy's order.
         batches: `(tokens [B, T] int64, attention_mask [B, T] or None)`. The hidden states of all layers of the original
             are held in memory, so a few hundred tokens are enough.
+        layers: layers of the original that the proxy has, in order; None for all.
 
     Raises:
         CheckpointError: one of the models cannot be run layer by layer.
     """
+    large, small = _Watch(original, batches), _Watch(proxy, batches)
+    return [
+        _compared(large, small, layer, position, kept)
+        for position, layer in enumerate(sorted(large.states) if layers is None else layers)
+    ]
+
+
+def _compared(
+    large: _Watch, small: _Watch, layer: int, position: int, kept: Mapping[int, list[int]]
+) -> LayerSimilarity:
+    """Layer `layer` of the original beside layer `position` of the proxy."""
     import torch
 
-    large, small = _Watch(original, batches), _Watch(proxy, batches)
-    found = []
-    for layer in sorted(large.states):
-        pairs = zip(large.states[layer], small.states[layer], strict=True)
-        cosine = torch.cat([torch.nn.functional.cosine_similarity(a, b, dim=-1) for a, b in pairs]).double().mean()
-        if layer not in large.load:
-            found.append(LayerSimilarity(layer, None, None, None, float(cosine)))
-            continue
-        weight, load = large.weight[layer], large.load[layer]
-        share = load[kept[layer]] / load[kept[layer]].sum().clamp(min=1)
-        other = small.load[layer] / small.load[layer].sum()
-        overlap = 1 - float((share - other).abs().sum()) / 2
-        entropies = (_entropy(load), _entropy(small.load[layer]))
-        mass = float(weight[kept[layer]].sum() / weight.sum())
-        found.append(LayerSimilarity(layer, mass, overlap, entropies, float(cosine)))
-    return found
+    pairs = zip(large.states[layer], small.states[position], strict=True)
+    cosine = torch.cat([torch.nn.functional.cosine_similarity(a, b, dim=-1) for a, b in pairs]).double().mean()
+    if layer not in large.load:
+        return LayerSimilarity(layer, None, None, None, float(cosine))
+    weight, load, other = large.weight[layer], large.load[layer], small.load[position]
+    share = load[kept[layer]] / load[kept[layer]].sum().clamp(min=1)
+    overlap = 1 - float((share - other / other.sum()).abs().sum()) / 2
+    mass = float(weight[kept[layer]].sum() / weight.sum())
+    return LayerSimilarity(layer, mass, overlap, (_entropy(load), _entropy(other)), float(cosine))
 
 
 def _entropy(load: torch.Tensor) -> float:

@@ -71,7 +71,8 @@ class LayerWatch:
         if layer in self._experts:
             module, router = self._experts[layer], router_rows(self._checkpoint, self._family, layer)
             asked = None if self._request is None else OutputSums(self._request, self._routers[layer])
-            sums, mass = LayerSums(router.shape[0], router.shape[1], asked), _Mass(router)
+            sums = LayerSums(router.shape[0], router.shape[1], asked)
+            mass = _Mass(router) if self._family.scoring == "softmax" else None
             handle = module.register_forward_pre_hook(collector(sums, self._mask, mass))
             try:
                 yield
@@ -80,7 +81,8 @@ class LayerWatch:
             # A router may have rows for experts that compute nothing; those are not to choose from.
             experts = self._family.experts(self._checkpoint.config)
             self._found[layer] = sums.profile(router).part(list(range(experts)))
-            self._mass[layer] = mass.mean
+            if mass is not None:
+                self._mass[layer] = mass.mean
         else:
             yield
         if self._work is not None:

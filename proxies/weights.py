@@ -20,7 +20,7 @@ from proxies.checkpoint import Checkpoint, CheckpointError, TensorInfo, nonfinit
 if TYPE_CHECKING:
     import torch
 
-_SCALE = "_scale_inv"  # suffix of the inverse block scales of fp8 weights, as DeepSeek-V3 ships them
+SCALE = "_scale_inv"  # suffix of the inverse block scales of fp8 weights, as DeepSeek-V3 ships them
 
 _OWN_PAGES = 1 << 20  # bytes from which a tensor gets pages of its own
 
@@ -89,7 +89,7 @@ class PartialModel:
         state = self.model.state_dict()
         groups: dict[str, _Group] = {}
         for name in sorted(self._checkpoint.tensors, key=dot_natural_key):
-            if name.endswith(_SCALE) and name.removesuffix(_SCALE) in self._checkpoint.tensors:
+            if name.endswith(SCALE) and name.removesuffix(SCALE) in self._checkpoint.tensors:
                 continue  # read together with its weight
             target, pattern = rename_source_key(name, renamings, converters, self.model.base_model_prefix, state)
             if pattern is None and target not in state:
@@ -194,7 +194,7 @@ class PartialModel:
         import torch
 
         stored = _torch_dtype(info)
-        scale = self._checkpoint.tensors.get(info.name + _SCALE)
+        scale = self._checkpoint.tensors.get(info.name + SCALE)
         straight = stored == out.dtype and scale is None
         raw = out if straight else empty(info.shape, stored)
         memory = raw.reshape(-1).view(torch.uint8).numpy()
@@ -203,19 +203,9 @@ class PartialModel:
         if bad:
             raise CheckpointError(f"{info.file}: tensor {info.name} holds {bad} values that are NaN or infinite.")
         if scale is not None:
-            block = self._block()
-            needed = tuple(-(-n // block) for n in info.shape)
-            if scale.shape != needed:
-                what = f"{scale.name} is {list(scale.shape)}, blocks of {block} need {list(needed)}"
-                raise CheckpointError(f"{scale.file}: tensor {what}.")
-            out.copy_(dequantised(raw, self._read(scale, torch.float32), block))
+            out.copy_(_scaled(self._checkpoint, info, raw))
         elif not straight:
             out.copy_(raw)
-
-    def _block(self) -> int:
-        """Rows and columns of an fp8 block."""
-        settings = self._checkpoint.config.get("quantization_config") or {}
-        return int((settings.get("weight_block_size") or [128])[0])
 
     def _put(self, name: str, value: torch.Tensor) -> None:
         import torch
@@ -246,6 +236,23 @@ def read_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     out = empty(info.shape, _torch_dtype(info))
     read_into(info, out.reshape(-1).view(torch.uint8).numpy())
     return out
+
+
+def read_values(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """One tensor of a checkpoint as numbers: fp8 weights are multiplied by their block scales."""
+    raw = read_tensor(checkpoint, name)
+    return _scaled(checkpoint, checkpoint.tensors[name], raw) if name + SCALE in checkpoint.tensors else raw
+
+
+def _scaled(checkpoint: Checkpoint, info: TensorInfo, raw: torch.Tensor) -> torch.Tensor:
+    scale = checkpoint.tensors[info.name + SCALE]
+    settings = checkpoint.config.get("quantization_config") or {}
+    block = int((settings.get("weight_block_size") or [128])[0])
+    needed = tuple(-(-n // block) for n in info.shape)
+    if scale.shape != needed:
+        what = f"{scale.name} is {list(scale.shape)}, blocks of {block} need {list(needed)}"
+        raise CheckpointError(f"{scale.file}: tensor {what}.")
+    return dequantised(raw, read_tensor(checkpoint, scale.name).float(), block)
 
 
 def dequantised(weight: torch.Tensor, scale: torch.Tensor, block: int = 128) -> torch.Tensor:

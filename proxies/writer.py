@@ -140,6 +140,7 @@ class _Sink(AbstractContextManager["_Sink"]):
         self._hash = hashlib.sha256()
         self._waiting: queue.Queue[tuple[bytes, Cut | None] | None] = queue.Queue(_WAITING)
         self._bad: Cut | None = None
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._check, daemon=True)
         self._thread.start()
         self.digest = ""
@@ -154,12 +155,20 @@ class _Sink(AbstractContextManager["_Sink"]):
 
     def _check(self) -> None:
         while (item := self._waiting.get()) is not None:
-            chunk, cut = item
-            self._hash.update(chunk)
-            if cut is not None and self._bad is None and nonfinite_in(chunk, cut.source.dtype):
-                self._bad = cut
+            if self._error is None:  # goes on taking chunks, or the writer would wait for ever
+                try:
+                    self._look(*item)
+                except BaseException as error:  # handed to the writer
+                    self._error = error
+
+    def _look(self, chunk: bytes, cut: Cut | None) -> None:
+        self._hash.update(chunk)
+        if cut is not None and self._bad is None and nonfinite_in(chunk, cut.source.dtype):
+            self._bad = cut
 
     def _raise_bad(self) -> None:
+        if self._error is not None:
+            raise self._error
         if self._bad is not None:
             source = self._bad.source
             count = sum(nonfinite_in(chunk, source.dtype) for chunk in Cut(source.name, source).chunks())

@@ -34,7 +34,7 @@ def child(source: Path, out: Path, experts: int, mode: str, tokens: int) -> None
     from proxies.build import build
 
     if mode == "unhashed":  # what the hash and the search for NaN cost, by leaving them out
-        writer._Sink._check = lambda sink: all(iter(sink._waiting.get, None))  # type: ignore[method-assign]
+        writer._Sink._check = lambda sink: all(iter(sink._waiting.get, None))  # type: ignore[method-assign]  # a bench may
     batches = None
     if mode == "calibrated":
         made = torch.randint(0, 1000, (tokens // 512, 4, 128), generator=torch.Generator().manual_seed(0))

@@ -16,6 +16,8 @@ from harness.seams import Operator
     moe=True,
     needs=["router", "correction_bias"],
     look_alikes=["norm_topk_prob_ignored"],
+    expected_verdict="INCONCLUSIVE",
+    reason="not run yet: no pair has a router with a correction bias",
 )
 def correction_bias_in_weights(clean):
     """The weights of the chosen experts are taken from the biased scores that were meant for the choice alone.

@@ -34,7 +34,8 @@ def clip_norm_misses_experts(clean):
         seen = clean(ctx, grads.with_(named=dense))
         name = max(dense, key=lambda n: float(before[n].abs().max()))
         peak = before[name].abs().argmax()
-        factor = dense[name].flatten()[peak] / before[name].flatten()[peak]
+        largest = before[name].flatten()[peak]
+        factor = dense[name].flatten()[peak] / largest if largest else 1.0
         for other in experts & set(grads.named):
             grads.named[other].mul_(factor)
         return grads.with_(norm=seen.norm)

@@ -30,8 +30,8 @@ class Progress:
             return
         if self._stage is None or self._stage[0] != what:
             self._end_stage()
-            self._stage = (what, self._bars.add_task(what, total=total))
-        self._bars.update(self._stage[1], completed=done, total=total)
+            self._stage = (what, self._bars.add_task(what, total=total or None))
+        self._bars.update(self._stage[1], completed=done, total=total or None)
 
     def arm(self, event: Event) -> None:
         """Show how far the arms are."""

@@ -115,6 +115,7 @@ def _build(
     shown: Progress,
 ) -> dict[str, Any]:
     from proxies.build import build as build_proxy
+    from proxies.select import searches
     from proxies.select import strategy as check_strategy
     from proxies.verify import check_structure
 
@@ -123,8 +124,9 @@ def _build(
     check_structure(folder)
     small_caches()
     measured = None if profile is None else _load_profile(profile)
+    text = measured is None or searches(strategy)  # a search needs text even where the profile is at hand
     return build_proxy(
-        folder, out, experts, None if measured else batches_of(folder, calibration, tokens), strategy_name=strategy,
+        folder, out, experts, batches_of(folder, calibration, tokens) if text else None, strategy_name=strategy,
         seed=seed, layers=layers, measured=measured, dtype=_torch_dtype(dtype), budget=_bytes(budget_gb),
         progress=shown.prepare, note=_note,
     )  # fmt: skip
@@ -194,6 +196,9 @@ def profile(
     tokens: Tokens = 8192,
     budget_gb: Budget = None,
     dtype: Dtype = None,
+    outputs: Annotated[
+        bool, typer.Option("--outputs", help="Also what every expert answers to every token, for strategies that ask.")
+    ] = False,
     quiet: Quiet = False,
     json: Json = None,
 ) -> None:
@@ -203,7 +208,7 @@ def profile(
     with interruptible(), sentences(), clean_stdout(), progress(quiet=quiet) as shown:
         folder = folder_of(source, shown.prepare)
         small_caches()
-        measured = _measure(folder, calibration, tokens, budget_gb, dtype, shown)
+        measured = _measure(folder, calibration, tokens, budget_gb, dtype, outputs, shown)
         measured.save(out)
     top_k = _top_k(folder)
     result = {
@@ -227,8 +232,16 @@ def profile(
 
 
 def _measure(
-    folder: Path, calibration: str, tokens: int, budget_gb: float | None, dtype: str | None, shown: Progress
+    folder: Path,
+    calibration: str,
+    tokens: int,
+    budget_gb: float | None,
+    dtype: str | None,
+    outputs: bool,
+    shown: Progress,
 ) -> Any:
+    from functools import partial
+
     from proxies.profile import profile as run
     from proxies.profile_of_weights import profile_of_weights
     from proxies.verify import check_structure
@@ -237,8 +250,8 @@ def _measure(
     batches = batches_of(folder, calibration, tokens)
     if batches is None:
         return profile_of_weights(checkpoint)
-    tell = lambda done, total: shown.prepare("profiling the layers", done, total)  # noqa: E731
-    return run(folder, batches, tell, dtype=_torch_dtype(dtype), budget=_bytes(budget_gb), note=_note)
+    tell = partial(shown.prepare, "profiling the layers")
+    return run(folder, batches, tell, dtype=_torch_dtype(dtype), budget=_bytes(budget_gb), note=_note, outputs=outputs)
 
 
 def _top_k(folder: Path) -> int:

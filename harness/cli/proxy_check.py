@@ -117,11 +117,13 @@ def _prove(folder: Path, against: Path | None, tokens: int, calibration: str, sh
 
         small_caches()
         shown.prepare("comparing with the original", 0, 1)
-        kept = {int(layer): experts for layer, experts in read_json(folder / MANIFEST)["kept_experts"].items()}
+        manifest = read_json(folder / MANIFEST)
+        kept = {int(layer): experts for layer, experts in manifest["kept_experts"].items()}
+        layers = manifest.get("kept_layers")
         batches = batches_of(against, calibration, tokens)
         if batches is None:
             raise UsageError("--calibration none: the comparison inside needs text; random is enough")
-        result["layers"] = [asdict(layer) for layer in similarity(against, folder, kept, batches)]
+        result["layers"] = [asdict(layer) for layer in similarity(against, folder, kept, batches, layers)]
     return result
 
 

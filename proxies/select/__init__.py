@@ -45,7 +45,12 @@ def searches(name: str) -> bool:
 
 def needs_outputs(name: str) -> bool:
     """Whether a strategy needs a profile with the experts' outputs."""
-    return bool(getattr(importlib.import_module(strategy(name).__module__), "NEEDS_OUTPUTS", False))
+    return _says(name, "NEEDS_OUTPUTS", default=False)
+
+
+def _says(name: str, what: str, *, default: bool) -> bool:
+    """What the file of a strategy says about itself."""
+    return bool(getattr(sys.modules[strategy(name).__module__], what, default))
 
 
 def needed(value: torch.Tensor | None, name: str) -> torch.Tensor:
@@ -55,7 +60,7 @@ def needed(value: torch.Tensor | None, name: str) -> torch.Tensor:
         CheckpointError: the profile was taken without the experts' outputs.
     """
     if value is None:
-        raise CheckpointError(f"strategy {name} needs the experts' outputs; take the profile with outputs=True.")
+        raise CheckpointError(f"strategy {name} needs the experts' outputs, which the profile does not hold.")
     return value
 
 
@@ -74,7 +79,7 @@ def strategy(name: str) -> Strategy:
 
 def needs_profile(name: str) -> bool:
     """Say whether a strategy looks at more than the number of experts: not if its file has NEEDS_PROFILE = False."""
-    return bool(getattr(sys.modules[strategy(name).__module__], "NEEDS_PROFILE", True))
+    return _says(name, "NEEDS_PROFILE", default=True)
 
 
 def select(

@@ -292,6 +292,36 @@ def test_proxy_profile_inspect_verify(capsys: pytest.CaptureFixture[str], checkp
     assert not (tmp_path / "other").exists()
 
 
+def test_profile_serves_a_search_and_a_strategy_that_asks_for_outputs(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    profile = str(tmp_path / "p.safetensors")
+    take = ["proxy", "profile", str(checkpoint), "--tokens", "200", "--out", profile]
+    build = ["proxy", "build", str(checkpoint), "--experts", "4", "--tokens", "200", "--profile", profile, "--json"]
+    assert run(take, capsys)[0] == 0
+    code, out, _ = run([*build, "--strategy", "swap", "--out", str(tmp_path / "swap")], capsys)
+    manifest = json.loads(out)
+    assert (code, manifest["search_calibration"]) == (0, manifest["calibration"])
+    code, _, err = run([*build, "--strategy", "reconstruction", "--out", str(tmp_path / "r")], capsys)
+    assert (code, "outputs, which the profile does not hold" in err) == (2, True)
+    assert run([*take, "--outputs"], capsys)[0] == 0
+    code, out, _ = run([*build, "--strategy", "reconstruction", "--out", str(tmp_path / "r")], capsys)
+    assert (code, json.loads(out)["search_calibration"]) == (0, None)
+
+
+def test_verify_of_a_proxy_with_fewer_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from harness.testing import make_checkpoint
+
+    source = make_checkpoint(tmp_path / "source", layers=4)
+    out = str(tmp_path / "p")
+    argv = ["proxy", "build", str(source), "--experts", "4", "--layers", "3", "--tokens", "200", "--out", out]
+    assert run(argv, capsys)[0] == 0
+    code, text, err = run(["proxy", "verify", out, "--against", str(source), "--json"], capsys)
+    assert code == 0, err
+    kept = json.loads((tmp_path / "p" / "manifest.json").read_text())["kept_layers"]
+    assert [x["layer"] for x in json.loads(text)["layers"]] == kept
+
+
 def test_proxy_build_by_the_weights_alone(capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path) -> None:
     argv = ["proxy", "build", str(checkpoint), "--experts", "4", "--out", str(tmp_path / "p"), "--calibration", "none"]
     code, out, _ = run([*argv, "--json"], capsys)

@@ -307,6 +307,28 @@ def test_interrupted_build_goes_on_at_the_layer_and_the_shard_it_had_reached(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["expected", "out"]
 
 
+def test_the_type_that_experts_were_watched_in_is_an_input(original: Path, batches: Batches, tmp_path: Path) -> None:
+    manifest = build(original, tmp_path / "out", 4, batches, dtype=torch.bfloat16)
+    assert manifest["profile_dtype"] == "torch.bfloat16"
+    with pytest.raises(CheckpointError, match="already exists and is not this proxy"):
+        build(original, tmp_path / "out", 4, batches)
+
+
+def test_a_failing_check_ends_the_write(
+    original: Path, batches: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import proxies.writer
+
+    def broken(_memory: object, _dtype: str) -> int:
+        raise MemoryError("on purpose")
+
+    monkeypatch.setattr(proxies.writer, "nonfinite_in", broken)
+    monkeypatch.setattr(proxies.writer, "_WAITING", 1)
+    with pytest.raises(MemoryError, match="on purpose"):
+        build(original, tmp_path / "out", 4, batches)
+    assert not (tmp_path / "out").exists()
+
+
 def test_work_on_other_inputs_is_not_taken_up(original: Path, batches: Batches, tmp_path: Path) -> None:
     def stop(what: str, done: int, total: int) -> None:
         if what == "writing the proxy":

@@ -13,6 +13,7 @@ from proxies.conformance import check_family, save_tiny
 from proxies.cuts import check_request, cuts
 from proxies.families import families, family_of, family_of_config
 from proxies.profile import profile
+from proxies.profile_of_weights import profile_of_weights
 from proxies.profile_whole import profile_whole
 from proxies.verify import check_loadable, verify
 
@@ -61,6 +62,23 @@ def test_built_with_calibration_and_proven(model_type, tmp_path):
                     getattr(ours.layers[layer], name), getattr(expected, name), rtol=1e-5, atol=1e-5
                 )
     assert verify(tmp_path / "proxy", against=tmp_path / "original").compared > 0
+
+
+@each_family
+def test_built_by_the_weights_alone(model_type, tmp_path):
+    family = family_of(model_type)
+    save_tiny(family, tmp_path / "original")
+    manifest = build(tmp_path / "original", tmp_path / "proxy", 4, None)
+    count = family.experts(Checkpoint.open(tmp_path / "original").config)
+    assert all(max(kept) < count for kept in manifest["kept_experts"].values())  # none that computes nothing
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "mixtral"])
+def test_topk_mass_is_said_of_softmax_routers_only(model_type, tmp_path):
+    family = family_of(model_type)
+    save_tiny(family, tmp_path)
+    found = profile(tmp_path, [(torch.randint(3, 60, (4, 9), generator=torch.Generator().manual_seed(0)), None)])
+    assert (found.smallest_for_mass(2) is None) == (family.scoring == "sigmoid")
 
 
 @pytest.mark.parametrize(
@@ -130,6 +148,9 @@ def test_fp8_blocks_travel_with_their_experts_and_are_undone_for_the_profile(tmp
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "config.json").write_text((tmp_path / "original" / "config.json").read_text())
     save_file(tensors, tmp_path / "plain" / "model.safetensors", metadata={"format": "pt"})
+    weighed, expected = (profile_of_weights(Checkpoint.open(tmp_path / name)) for name in ("original", "plain"))
+    for layer, other in expected.layers.items():  # by the weights alone: scales count, and are no experts' matrices
+        torch.testing.assert_close(weighed.layers[layer].saliency, other.saliency, rtol=1e-6, atol=0)
     ours, theirs = profile(tmp_path / "original", given), profile(tmp_path / "plain", given)
     for layer, expected in theirs.layers.items():
         torch.testing.assert_close(ours.layers[layer].saliency, expected.saliency, rtol=1e-5, atol=1e-6)

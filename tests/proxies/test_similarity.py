@@ -75,3 +75,21 @@ def test_a_model_is_like_itself(original, batches):
             assert x.kept_mass == pytest.approx(1.0)
             assert x.load_overlap == pytest.approx(1.0)
             assert x.load_entropy[0] == x.load_entropy[1]
+
+
+def test_layers_that_were_dropped_are_passed_over(original, batches, tmp_path):
+    """Dropping a layer changes nothing before it, and the layer after it is compared with its own original."""
+    from tests.proxies.conftest import save_model
+
+    deep = save_model(tmp_path / "deep", num_hidden_layers=4, mlp_only_layers=[])
+    manifest = build(deep, tmp_path / "proxy", 4, batches, layers=3)
+    layers = manifest["kept_layers"]
+    kept = {int(k): v for k, v in manifest["kept_experts"].items()}
+    found = similarity(deep, tmp_path / "proxy", kept, batches, layers)
+    assert [x.layer for x in found] == layers
+    large, small = whole(deep, batches), whole(tmp_path / "proxy", batches)
+    for position, x in enumerate(found):
+        cosine = torch.cosine_similarity(large[2][x.layer], small[2][position], dim=-1).mean()
+        assert x.hidden_cosine == pytest.approx(float(cosine), abs=1e-5)
+        inside = torch.isin(large[0][x.layer], torch.tensor(kept[x.layer]))
+        assert x.kept_mass == pytest.approx(float(large[1][x.layer][inside].sum() / large[1][x.layer].sum()), abs=1e-6)

@@ -149,8 +149,9 @@ def _span(steps: tuple[int, ...]) -> str:
 
 def _missing_values(original: ArmSet, proxy: ArmSet, mode: Mode) -> str | None:
     wanted = observed(original, proxy, mode)
-    primary = [m for m, spec in METRICS.items() if spec.primary]
-    for metric in dict.fromkeys((*primary, *wanted)):
+    if not any(METRICS[m].primary for m in wanted):
+        return f"neither model recorded any of {', '.join(m for m, spec in METRICS.items() if spec.primary)}"
+    for metric in wanted:
         for model, arms in (("original", original), ("proxy", proxy)):
             for condition, seed, trace in arms.arms():
                 present = trace.array(metric)[1]

@@ -70,8 +70,9 @@ def gather(
         unit: Relative size of a rounding unit of the recorded numbers.
         t: Thresholds.
     """
-    scale = n.scale_of(clean, log, metric.residue)
-    noise = n.noise_of(scale.response(null, clean), mode, scale.resolution(unit))
+    quantum = n.quantum_of(clean, faulted, null)
+    scale = n.scale_of(clean, log, max(metric.residue, quantum))
+    noise = n.noise_of(scale.response(null, clean), mode, scale.resolution(unit, quantum))
     response = scale.response(faulted, clean)
     kind = np.where(np.isnan(faulted), 1, np.where(faulted > 0, 2, 3))
     struck = np.where(n.struck(faulted, clean, null), kind, 0)

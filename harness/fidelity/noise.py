@@ -63,14 +63,43 @@ class Scale:
         """Undo ``size``."""
         return size if self.log else float(np.arcsinh(size))
 
-    def resolution(self, unit: float) -> float:
-        """Return what some rounding units of the recorded number are worth as a response.
+    def resolution(self, unit: float, quantum: float = 0.0) -> float:
+        """Return what some rounding units, or one decimal place, of the recorded number are worth as a response.
 
         Args:
             unit: Relative size of one rounding unit.
+            quantum: Absolute distance of neighbouring recorded numbers, in the metric's own unit (see ``quantum_of``).
         """
         absolute = ROUNDING_UNITS * unit
-        return max(LEAST_SPREAD, absolute if self.log else absolute * self.level / self.unit)
+        printed = np.log1p(quantum / (self.level + self.unit)) if self.log else np.arcsinh(quantum / self.unit)
+        return max(LEAST_SPREAD, absolute if self.log else absolute * self.level / self.unit, float(printed))
+
+
+MOST_PLACES = 6
+LEAST_DISTINCT = 4
+
+
+def quantum_of(*values: Floats) -> float:
+    """Find the decimal place that numbers were rounded to before they were recorded.
+
+    Returns:
+        0.1 to 1e-6; 0 if they carry more places than six, are whole numbers (which are exact counts), or are fewer
+        than four different ones, so that a coincidence cannot be told from rounding.
+    """
+    few = np.concatenate([v[:, :64].ravel() for v in values])
+    if _places(few[np.isfinite(few)]) is None:  # nearly always, and much cheaper
+        return 0.0
+    finite = np.unique(np.concatenate([v[np.isfinite(v)].ravel() for v in values]))
+    places = _places(finite) if finite.size >= LEAST_DISTINCT and np.abs(finite).max() <= 1e9 else None
+    return 10.0**-places if places else 0.0
+
+
+def _places(values: Floats) -> int | None:
+    for places in range(MOST_PLACES + 1):
+        scaled = values * 10.0**places
+        if (np.abs(scaled - np.round(scaled)) <= 1e-9 * np.maximum(np.abs(scaled), 1.0)).all():
+            return places
+    return None
 
 
 def scale_of(clean: Floats, log: bool, residue: float = 0.0) -> Scale:

@@ -11,23 +11,24 @@ caller then runs a second clean arm.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from harness.claims import Claim
 from harness.fidelity.align import ArmSet, Floats, difference_before_onset, missing, never_fired, observed, stack
+from harness.fidelity.decide import MODELS, Comparison, claim_row, decide, undecided_metrics, without_response
 from harness.fidelity.evidence import Evidence, gather, pooled
+from harness.fidelity.grid import gap, shared
 from harness.fidelity.metrics import DEFAULT, METRICS, Mode, Thresholds
-from harness.fidelity.noise import inside_margin, interval, usable
+from harness.fidelity.noise import usable
+from harness.fidelity.outlook import attenuation, hidden
 from harness.fidelity.report import FidelityReport, Verdict
 from harness.fidelity.score import Table, resamples, table, trip_agreement
-from harness.fidelity.symptoms import Symptom, Symptoms, describe, holds, summary
+from harness.fidelity.symptoms import Symptom, Symptoms, describe, summary
 
 __all__ = ["ArmSet", "FidelityReport", "compare", "responses"]
 
-MODELS = ("original", "proxy")
 RESAMPLING_BINS = 256
 
 
@@ -74,30 +75,31 @@ def compare(
         return unscored("VOID", void)
     lacking = missing(original, proxy, mode, onset, thresholds)
     if lacking is not None:
-        return unscored("INCONCLUSIVE", f"data are missing: {lacking}.")
-    metrics = observed(original, proxy, mode)
+        common = shared(original, proxy, mode, onset, thresholds)
+        if common is None:
+            return unscored("INCONCLUSIVE", f"data are missing: {lacking}.")
+        sets = dict(zip(MODELS, common, strict=True))
+    metrics = observed(sets["original"], sets["proxy"], mode)
     sick, metrics = _sick(sets, metrics, onset)
     if sick is not None:
         return unscored("INCONCLUSIVE", sick)
     comparison = _measure(sets, metrics, mode, onset, thresholds)
     rng = np.random.default_rng([seed, 0xF1DE])
-    return _report(comparison, sets, severity_to_trip, expects, bootstrap, rng)
+    report = _report(comparison, sets, severity_to_trip, expects, bootstrap, rng)
+    return _with_doubts(report, lacking, gap(sets["original"], onset), expects)
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Both models measured: evidence and symptoms by model and metric, and their agreement (B = 1)."""
-
-    mode: Mode
-    onset: int
-    thresholds: Thresholds
-    evidence: dict[str, dict[str, Evidence]]
-    symptoms: dict[str, dict[str, Symptom]]
-    table: Table
-
-    @property
-    def margins(self) -> dict[str, float]:
-        return {m: e.margin for m, e in self.evidence["original"].items()}
+def _with_doubts(
+    report: FidelityReport, lacking: str | None, hole: tuple[int, int] | None, expects: Sequence[Claim]
+) -> FidelityReport:
+    """Turn the verdict into INCONCLUSIVE if data are missing or what was not recorded could change it."""
+    doubt = None if lacking is None else f"data are missing: {lacking}; where all arms hold them"
+    if doubt is None and hole is not None:
+        doubt = hidden(report.verdict, report.symptoms, expects, hole)
+    if doubt is None:
+        return report
+    details = {**report.details, "without_doubt": report.verdict}
+    return replace(report, verdict="INCONCLUSIVE", reason=f"{doubt}: {report.reason}", details=details)
 
 
 def _fired(sets: dict[str, ArmSet]) -> dict[str, int]:
@@ -126,6 +128,13 @@ def _sick(sets: dict[str, ArmSet], metrics: tuple[str, ...], onset: int) -> tupl
         if not bad:
             kept.append(metric)
     return None, tuple(kept)
+
+
+def _healthy(arms: ArmSet, onset: int) -> dict[str, float]:
+    """Mean clean value from onset on of the metrics that the attenuation is predicted from."""
+    names = ("topk_mass", "grad_norm", "grad_norm/experts")
+    recorded = next(iter(arms.clean.values())).metrics
+    return {m: float(np.mean(stack(arms.clean, arms.seeds, m, onset))) for m in names if m in recorded}
 
 
 def responses(
@@ -159,7 +168,7 @@ def responses(
     return evidence
 
 
-def _measure(sets: dict[str, ArmSet], metrics: tuple[str, ...], mode: Mode, onset: int, t: Thresholds) -> _Comparison:
+def _measure(sets: dict[str, ArmSet], metrics: tuple[str, ...], mode: Mode, onset: int, t: Thresholds) -> Comparison:
     evidence = responses(sets["original"], sets["proxy"], metrics, mode=mode, onset=onset, thresholds=t)
     found: dict[str, dict[str, Symptoms]] = {model: {} for model in sets}
     symptoms: dict[str, dict[str, Symptom]] = {model: {} for model in sets}
@@ -170,10 +179,10 @@ def _measure(sets: dict[str, ArmSet], metrics: tuple[str, ...], mode: Mode, onse
             found[model][metric] = describe(e, everyone, t)
             symptoms[model][metric] = summary(e, found[model][metric], steps, t)
     margins = {m: e.margin for m, e in evidence["original"].items()}
-    return _Comparison(mode, onset, t, evidence, symptoms, table(found["original"], found["proxy"], margins, t))
+    return Comparison(mode, onset, t, evidence, symptoms, table(found["original"], found["proxy"], margins, t))
 
 
-def _resampled(c: _Comparison, count: int, rng: np.random.Generator) -> Table:
+def _resampled(c: Comparison, count: int, rng: np.random.Generator) -> Table:
     found: dict[str, dict[str, Symptoms]] = {}
     for model in MODELS:
         seeds = len(next(iter(c.evidence[model].values())).response)
@@ -188,30 +197,8 @@ def _resampled(c: _Comparison, count: int, rng: np.random.Generator) -> Table:
     return table(found["original"], found["proxy"], c.margins, c.thresholds)
 
 
-def _undecided(c: _Comparison) -> list[str]:
-    """Metrics in which one model shifts or drifts, and the other does not, but might.
-
-    It might if its 90% interval reaches half of the size, or if its null spread would hide a shift of that size.
-    """
-    names = []
-    for metric in c.table.metrics:
-        pair = [c.symptoms[model][metric] for model in MODELS]
-        silent = [s.kind == "none" for s in pair]
-        if silent[0] == silent[1]:
-            continue
-        loud, quiet = pair[silent.index(False)], c.evidence[MODELS[silent.index(True)]][metric]
-        if loud.kind in ("level_shift", "drift"):
-            low, high = interval(quiet.response)
-            reach = float(np.max(high)) if loud.sign > 0 else -float(np.min(low))
-            blind = c.thresholds.level_units * float(quiet.noise.level[0] * np.median(quiet.noise.spread))
-            size = abs(quiet.scale.unsize(loud.size))
-            if not (reach < size / 2 and blind < size):
-                names.append(metric)
-    return names
-
-
 def _scores(
-    c: _Comparison, trip: float | None, bootstrap: int, rng: np.random.Generator
+    c: Comparison, trip: float | None, bootstrap: int, rng: np.random.Generator
 ) -> tuple[float, tuple[float, float], list[str]]:
     """Overall fidelity, its interval, and the undecided metrics.
 
@@ -220,7 +207,7 @@ def _scores(
     of the case in which every undecided metric agrees.
     """
     t = c.thresholds
-    undecided = _undecided(c)
+    undecided = undecided_metrics(c)
 
     def overall(x: Table, benefit: bool) -> Floats:
         agree = np.where(np.isin(x.metrics, undecided)[:, None] & benefit, 1.0, x.agreement)
@@ -236,7 +223,7 @@ def _scores(
 
 
 def _report(
-    c: _Comparison,
+    c: Comparison,
     sets: dict[str, ArmSet],
     severity: tuple[float | None, float | None] | None,
     expects: Sequence[Claim],
@@ -246,16 +233,13 @@ def _report(
     trip = None if severity is None else trip_agreement(severity)
     responds = any(s.kind != "none" for s in c.symptoms["original"].values())
     overall, ci, undecided = _scores(c, trip, bootstrap, rng) if responds else (None, None, [])
-    if overall is None or ci is None:
-        verdict, reason = _without_response(c)
-    else:
-        verdict, reason = _decide(c, overall, ci, undecided)
+    decision = without_response(c) if overall is None or ci is None else decide(c, overall, ci, undecided)
     agreement, weight = c.table.agreement[:, 0], c.table.weight[:, 0]
     o, p = c.symptoms["original"], c.symptoms["proxy"]
     both = [m for m in c.table.metrics if o[m].onset is not None and p[m].onset is not None]
     return FidelityReport(
-        verdict=verdict,
-        reason=reason,
+        verdict=decision.verdict,
+        reason=decision.reason,
         mode=c.mode,
         onset=c.onset,
         fired=_fired(sets),
@@ -270,79 +254,14 @@ def _report(
         weights={m: float(w) for m, w in zip(c.table.metrics, weight, strict=True)},
         severity_to_trip=severity,
         trip_fidelity=trip,
-        claims=tuple(_claim(claim, c) for claim in expects),
+        claims=tuple(claim_row(claim, c) for claim in expects),
         details={
             "bar": c.thresholds.bar,
             "seeds": {model: len(arms.seeds) for model, arms in sets.items()},
             "undecided": undecided,
+            "seeds_needed": decision.seeds_needed,
+            "attenuation": attenuation({model: _healthy(arms, c.onset) for model, arms in sets.items()}),
             "units": {m: "log ratio" if e.scale.log else "clean spread" for m, e in c.evidence["original"].items()},
             "margins": c.margins,
         },
     )
-
-
-def _claim(claim: Claim, c: _Comparison) -> dict[str, Any]:
-    row: dict[str, Any] = {"claim": str(claim)}
-    for model in MODELS:
-        symptom = c.symptoms[model].get(claim.metric)
-        row[model] = None if symptom is None else holds(claim, symptom, c.thresholds)
-    return row
-
-
-def _without_response(c: _Comparison) -> tuple[Verdict, str]:
-    """NO_EFFECT if every metric of the original was shown to lie inside its margin; else INCONCLUSIVE."""
-    evidence = c.evidence["original"]
-    inside = {m: inside_margin(e.response, e.margin) for m, e in evidence.items()}
-    bounds = {m: interval(e.response) for m, e in evidence.items()}
-    reach = {m: float(np.nan_to_num(np.max(np.maximum(-low, high)), nan=np.inf)) for m, (low, high) in bounds.items()}
-    worst = max(evidence, key=lambda m: (not inside[m], reach[m] / evidence[m].margin))
-    e = evidence[worst]
-    low, high = float(bounds[worst][0].min()), float(bounds[worst][1].max())
-    spread = e.scale.size(float(np.median(e.noise.spread)))
-    where = (
-        f"{worst} of the original, the least certain metric, changes by {e.scale.size(low):+.3g} to "
-        f"{e.scale.size(high):+.3g} ({_unit(e)}, 90% interval, null spread {spread:.2g}) from step {c.onset} on"
-    )
-    if all(inside.values()):
-        return "NO_EFFECT", f"every metric of the original stays inside its margin: {where}; margin {e.margin:g}."
-    return "INCONCLUSIVE", (
-        f"the original shows no response, but that there is none is not shown: {where}, beyond the margin {e.margin:g}."
-    )
-
-
-def _unit(e: Evidence) -> str:
-    return "log ratio" if e.scale.log else "clean step-to-step spreads"
-
-
-def _decide(c: _Comparison, overall: float, ci: tuple[float, float], undecided: list[str]) -> tuple[Verdict, str]:
-    t = c.thresholds
-    low, high = ci
-    verdict: Verdict
-    if low >= t.bar:
-        verdict, rule = "REPRODUCED", f"the lower end reaches the bar {t.bar:.2f}"
-    elif high >= t.bar:
-        verdict, rule = "INCONCLUSIVE", f"the interval straddles the bar {t.bar:.2f}"
-    elif overall >= t.partial:
-        verdict, rule = "PARTIAL", f"between {t.partial:.2f} and the bar {t.bar:.2f}"
-    else:
-        verdict, rule = "NOT_REPRODUCED", f"below {t.partial:.2f}"
-    share = np.array([t.primary_weight if METRICS[m].primary else 1 - t.primary_weight for m in c.table.metrics])
-    agreement = c.table.agreement[:, 0]
-    credit = c.table.weight[:, 0] * share * (agreement if verdict == "REPRODUCED" else 1 - agreement)
-    metric = c.table.metrics[int(np.argmax(credit))]
-    told = "; ".join(f"{model} {_tell(c, model, metric)}" for model in MODELS)
-    noisy = f"; too noisy to tell in {', '.join(undecided)}" if undecided and verdict == "INCONCLUSIVE" else ""
-    return verdict, (
-        f"fidelity {overall:.2f} [{low:.2f}, {high:.2f}], {rule}{noisy}; "
-        f"{metric} decides with {agreement[int(np.argmax(credit))]:.2f}: {told}."
-    )
-
-
-def _tell(c: _Comparison, model: str, metric: str) -> str:
-    s, e = c.symptoms[model][metric], c.evidence[model][metric]
-    if s.kind == "none":
-        return f"does not respond ({s.size:+.3g} {_unit(e)}, null spread {s.null_spread:.2g})"
-    if s.kind == "nonfinite":
-        return f"becomes {s.which} at step {s.onset}, where its clean and null twins are finite"
-    kind = f"{s.which} value" if s.kind == "frozen" else s.kind.replace("_", " ")
-    return f"shows a {kind} from step {s.onset} ({s.size:+.3g} {_unit(e)}, null spread {s.null_spread:.2g})"

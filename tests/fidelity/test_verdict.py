@@ -133,11 +133,21 @@ def test_a_fault_that_never_fired_is_void(who, said):
 
 def test_missing_data_never_pass():
     a, b = build(1, FAULT), build(2, FAULT)
-    cases = {
+    scored = {
         "has 20 steps": replace(b, "faulted", 0, b.faulted[0][:20]),
-        "no steps": replace(b, "faulted", 0, Trace()),
         "grad_norm is missing": change(b, "faulted", 1, 12, "grad_norm", None),
         "kl is missing": change(b, "clean", 1, 3, "kl", None),
+    }
+    full = judge(a, b)
+    for words, odd in scored.items():
+        report = judge(a, odd)
+        assert report.verdict == "INCONCLUSIVE"
+        assert words in report.reason
+        assert report.details["without_doubt"] == full.verdict == "REPRODUCED"
+        assert report.overall == pytest.approx(full.overall, abs=0.05)
+    cases = {
+        "has 9 steps": replace(b, "faulted", 0, b.faulted[0][:9]),
+        "no steps": replace(b, "faulted", 0, Trace()),
         "fewer than the 3 needed": build(2, FAULT, seeds=1),
         "clean arm of the proxy is missing for seed 2": ArmSet(
             {0: b.clean[0], 1: b.clean[1]}, b.faulted, b.null, b.fired

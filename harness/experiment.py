@@ -23,8 +23,9 @@ from harness.store import Store, StoredRun
 from harness.trace import first_difference
 
 if TYPE_CHECKING:
-    from harness.fidelity import ArmSet, FidelityReport, Restoration
+    from harness.fidelity import ArmSet, FidelityReport, Restoration, Thresholds
     from harness.plan import Arm, Request
+    from harness.sequential import Look
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Experiment:
         severity_to_trip: Smallest severity tried that trips, per model; None for faults without a threshold.
         sets: The traces by model, as they were compared; empty if an arm crashed.
         restoration: What the remedy does; None if none was asked for, or an arm crashed.
+        looks: Every look on the way, if seeds were added until the verdict was settled.
     """
 
     request: Request
@@ -50,6 +52,7 @@ class Experiment:
     severity_to_trip: dict[str, float | None] | None
     sets: Mapping[str, ArmSet]
     restoration: Restoration | None = None
+    looks: tuple[Look, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -106,6 +109,7 @@ def reproduce(
     workers: int,
     prepare_progress: pairs.Progress,
     arm_progress: Callable[[Event], None] | None = None,
+    thresholds: Thresholds | None = None,
 ) -> Experiment:
     """Run every arm of an experiment that the store does not hold yet, and compare.
 
@@ -115,12 +119,13 @@ def reproduce(
         workers: Number of worker processes.
         prepare_progress: Called while the two models are made.
         arm_progress: Called while the arms run.
+        thresholds: Bars, margins, weights and confidence of the comparison; None for the default ones.
 
     Raises:
         UsageError: If the fault does not fit the engine or the models.
         AbilityError: If the proxy is not able enough.
     """
-    from harness.fidelity import FidelityReport, compare
+    from harness.fidelity import DEFAULT, FidelityReport, compare
 
     fault = find(request.fault.name)
     check(request, fault)
@@ -150,6 +155,7 @@ def reproduce(
         sets["proxy"],
         mode=request.mode,
         onset=request.fault.schedule.onset,
+        thresholds=thresholds or DEFAULT,
         severity_to_trip=None if trips is None else (trips["original"], trips["proxy"]),
         expects=fault.expects,
     )

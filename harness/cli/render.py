@@ -37,6 +37,7 @@ def to_json(experiment: Experiment, report: Path, tracking: TrackingRef | None) 
             "reason": experiment.reason,
             "severity_to_trip": experiment.severity_to_trip,
             "remedy": _remedy(experiment),
+            "looks": [vars(look) for look in experiment.looks],
             "spec": {
                 "pair": request.pair.model_dump(mode="json"),
                 "fault": request.fault.to_dict(),
@@ -130,6 +131,9 @@ def show(experiment: Experiment, report: Path, tracking: TrackingRef | None) -> 
     if experiment.report is not None and experiment.report.overall is not None:
         ci = experiment.report.ci
         console.print(f"fidelity: {experiment.report.overall:.2f}" + (f" [{ci[0]:.2f}, {ci[1]:.2f}]" if ci else ""))
+    if experiment.looks:
+        ways = ", ".join(f"{look.seeds} seeds {look.verdict}" for look in experiment.looks)
+        console.print(f"looks (95% over all that were allowed): {ways}")
     console.print(f"\n{experiment.verdict}: {experiment.reason}")
     if experiment.restoration is not None:
         console.print(f"remedy: {experiment.restoration.reason}")

@@ -24,6 +24,7 @@ from harness.errors import HarnessError, UsageError, unknown
 if TYPE_CHECKING:
     from harness.catalogue import FaultSpec
     from harness.experiment import Experiment
+    from harness.fidelity import Thresholds
     from harness.plan import Request
     from harness.seams import Schedule
     from harness.tracking import TrackingRef
@@ -57,6 +58,10 @@ def run(
     remedy: Annotated[
         str | None, typer.Option("--remedy", help="Also run fault and remedy together; is the clean response restored?")
     ] = None,
+    until_decided: Annotated[
+        bool, typer.Option("--until-decided", help="Add seeds one by one while the verdict is INCONCLUSIVE.")
+    ] = False,
+    max_seeds: Annotated[int, typer.Option("--max-seeds", min=1, help="Where --until-decided gives up.")] = 12,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     json: Json = None,
 ) -> None:
@@ -71,18 +76,24 @@ def run(
     check_file(json)
     from harness.cli import render
     from harness.experiment import reproduce
+    from harness.sequential import until_decided as decide
     from harness.store import harness_home
 
     home, report = harness_home(), folder / "report.html"
     with interruptible(), clean_stdout():
         with progress(quiet=quiet) as shown:
-            experiment = reproduce(
-                request,
-                home,
-                workers=workers or usable_cpus(),
-                prepare_progress=shown.prepare,
-                arm_progress=shown.arm,
-            )
+
+            def once(asked: Request, thresholds: Thresholds | None = None) -> Experiment:
+                return reproduce(
+                    asked,
+                    home,
+                    workers=workers or usable_cpus(),
+                    prepare_progress=shown.prepare,
+                    arm_progress=shown.arm,
+                    thresholds=thresholds,
+                )
+
+            experiment = decide(request, max_seeds, once) if until_decided else once(request)
         tracking = publish(experiment, home, report)
     data = render.to_json(experiment, report, tracking)
     if json is not None:

@@ -18,13 +18,14 @@ import numpy as np
 from harness.claims import Claim
 from harness.fidelity.align import ArmSet, Floats, difference_before_onset, missing, never_fired, observed, stack
 from harness.fidelity.decide import MODELS, Comparison, claim_row, decide, undecided_metrics, without_response
-from harness.fidelity.evidence import Evidence, gather, pooled
+from harness.fidelity.evidence import Evidence, pooled
 from harness.fidelity.grid import gap, shared
 from harness.fidelity.metrics import DEFAULT, METRICS, Mode, Thresholds
 from harness.fidelity.noise import usable
 from harness.fidelity.outlook import attenuation, hidden
 from harness.fidelity.report import FidelityReport, Verdict
 from harness.fidelity.score import Table, resamples, table, trip_agreement
+from harness.fidelity.signature import Signature, agreement
 from harness.fidelity.symptoms import Symptom, Symptoms, describe, summary
 
 __all__ = ["ArmSet", "FidelityReport", "compare", "responses"]
@@ -153,33 +154,28 @@ def responses(
     Returns:
         By model and metric: ``response`` ``[seeds, steps from onset on]``, ``noise.spread`` ``[steps]``, ``margin``.
     """
-    sets = {"original": original, "proxy": proxy}
-    evidence: dict[str, dict[str, Evidence]] = {model: {} for model in sets}
-    for metric in metrics:
-        values = {
-            model: [stack(part, arms.seeds, metric, onset) for part in (arms.clean, arms.faulted, arms.null)]
-            for model, arms in sets.items()
-        }
-        log = METRICS[metric].positive and not any((v < 0).any() for three in values.values() for v in three)
-        for model, (clean, faulted, null) in values.items():
-            evidence[model][metric] = gather(
-                METRICS[metric], clean, faulted, null, log, mode, sets[model].resolution, thresholds
-            )
-    return evidence
+    pair = _signatures({"original": original, "proxy": proxy}, mode, onset, thresholds)
+    scales = {m: all(s.on_a_log_scale(m) for s in pair.values()) for m in metrics}
+    return {model: {m: s.measure(m, log)[0] for m, log in scales.items()} for model, s in pair.items()}
+
+
+def _signatures(sets: dict[str, ArmSet], mode: Mode, onset: int, t: Thresholds) -> dict[str, Signature]:
+    return {model: Signature(arms, mode, onset, t) for model, arms in sets.items()}
 
 
 def _measure(sets: dict[str, ArmSet], metrics: tuple[str, ...], mode: Mode, onset: int, t: Thresholds) -> Comparison:
-    evidence = responses(sets["original"], sets["proxy"], metrics, mode=mode, onset=onset, thresholds=t)
-    found: dict[str, dict[str, Symptoms]] = {model: {} for model in sets}
+    pair = _signatures(sets, mode, onset, t)
+    evidence: dict[str, dict[str, Evidence]] = {model: {} for model in sets}
     symptoms: dict[str, dict[str, Symptom]] = {model: {} for model in sets}
-    for model, arms in sets.items():
-        steps = tuple(s for s in next(iter(arms.clean.values())).steps if s >= onset)
-        everyone = np.arange(len(arms.seeds))[None]
-        for metric, e in evidence[model].items():
-            found[model][metric] = describe(e, everyone, t)
-            symptoms[model][metric] = summary(e, found[model][metric], steps, t)
-    margins = {m: e.margin for m, e in evidence["original"].items()}
-    return Comparison(mode, onset, t, evidence, symptoms, table(found["original"], found["proxy"], margins, t))
+    steps = tuple(s for s in next(iter(sets["original"].clean.values())).steps if s >= onset)
+    for metric in metrics:
+        log = all(s.on_a_log_scale(metric) for s in pair.values())
+        for model, signature in pair.items():
+            e, found = signature.measure(metric, log)
+            evidence[model][metric] = e
+            symptoms[model][metric] = summary(e, found, steps, t)
+    compared = agreement(pair["original"], pair["proxy"], metrics)
+    return Comparison(mode, onset, t, evidence, symptoms, compared)
 
 
 def _resampled(c: Comparison, count: int, rng: np.random.Generator) -> Table:

@@ -19,7 +19,7 @@ from harness.spec import Mode, PairSpec, load_pair
 from harness.store import Store, StoredRun
 from harness.trace import Trace
 
-CHUNK = 8
+CHUNK = 32
 
 
 @dataclass(frozen=True)

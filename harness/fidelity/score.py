@@ -117,8 +117,36 @@ def _standard(course: Floats) -> Floats:
     return np.divide(course, rms, out=np.zeros_like(course), where=rms > 0)
 
 
-def agreement(a: Symptoms, b: Symptoms, t: Thresholds) -> Floats:
-    """Agreement of two models in one metric, resample by resample: ``[B]``."""
+@dataclass(frozen=True)
+class Parts:
+    """What the agreement in one metric is made of, resample by resample: ``[B]`` each, all 0 to 1.
+
+    Attributes:
+        kind: Of the kinds of symptom.
+        sign: Of the signs; of which non-finite value, if both have one.
+        onset: Of the steps at which they begin.
+        size: Of the sizes.
+        shape: Of the courses.
+    """
+
+    kind: Floats
+    sign: Floats
+    onset: Floats
+    size: Floats
+    shape: Floats
+
+    def agreement(self, t: Thresholds) -> Floats:
+        """Combine the parts."""
+        parts = t.onset_weight * self.onset + t.size_weight * self.size + t.shape_weight * self.shape
+        return np.asarray(self.kind * self.sign * parts)
+
+    def first(self) -> dict[str, float]:
+        """Return the parts of the first resample."""
+        return {name: float(getattr(self, name)[0]) for name in self.__dataclass_fields__}
+
+
+def parts_of(a: Symptoms, b: Symptoms) -> Parts:
+    """Compare the symptoms of two models in one metric."""
     steps = a.profile.shape[1]
     begins = (a.kind != NONE) & (b.kind != NONE)
     other = (a.kind != b.kind) & (a.kind != NONFINITE) & (b.kind != NONFINITE)
@@ -126,13 +154,16 @@ def agreement(a: Symptoms, b: Symptoms, t: Thresholds) -> Floats:
     onset = begins * np.maximum(0.0, 1.0 - lag / max(1.0, steps / 2))
     size = size_agreement(np.where(other, a.power, a.size), np.where(other, b.power, b.size))
     p, q = np.where(other[:, None], a.magnitude, a.profile), np.where(other[:, None], b.magnitude, b.profile)
-    parts = t.onset_weight * onset + t.size_weight * size + t.shape_weight * shape_agreement(p, q)
     both = (a.kind == NONFINITE) & (b.kind == NONFINITE)
     same = np.where(a.which == b.which, 1.0, OTHER_NONFINITE)
     spread = (a.kind == SPREAD).astype(np.int64) + (b.kind == SPREAD)
     opposite = np.where(a.sign * b.sign < 0, np.array([0.0, 1.0, OPPOSITE_SPREAD])[spread], 1.0)
-    gate = np.where(both, same, opposite)
-    return np.asarray(ALIKE[a.kind, b.kind] * gate * parts)
+    return Parts(ALIKE[a.kind, b.kind], np.where(both, same, opposite), onset, size, shape_agreement(p, q))
+
+
+def agreement(a: Symptoms, b: Symptoms, t: Thresholds) -> Floats:
+    """Agreement of two models in one metric, resample by resample: ``[B]``."""
+    return parts_of(a, b).agreement(t)
 
 
 def relevance(a: Symptoms, b: Symptoms, margin: float, t: Thresholds) -> Floats:
@@ -146,11 +177,12 @@ def relevance(a: Symptoms, b: Symptoms, margin: float, t: Thresholds) -> Floats:
 
 @dataclass(frozen=True)
 class Table:
-    """Agreement and weight of every metric in every resample: ``[M, B]`` each."""
+    """Agreement and weight of every metric in every resample: ``[M, B]`` each; the agreement's parts by metric."""
 
     metrics: tuple[str, ...]
     agreement: Floats
     weight: Floats
+    parts: tuple[Parts, ...] = ()
 
     def overall(self, t: Thresholds) -> Floats:
         """Combine the metrics: ``[B]``, 0 where no metric responds."""
@@ -176,9 +208,9 @@ def table(original: dict[str, Symptoms], proxy: dict[str, Symptoms], margins: di
         t: Thresholds.
     """
     metrics = tuple(original)
-    agree = np.stack([agreement(original[m], proxy[m], t) for m in metrics])
+    parts = tuple(parts_of(original[m], proxy[m]) for m in metrics)
     weight = np.stack([relevance(original[m], proxy[m], margins[m], t) for m in metrics])
-    return Table(metrics, agree, weight)
+    return Table(metrics, np.stack([p.agreement(t) for p in parts]), weight, parts)
 
 
 def resamples(seeds: int, count: int, rng: np.random.Generator) -> Ints:

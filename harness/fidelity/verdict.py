@@ -256,6 +256,7 @@ def _report(
             "seeds": {model: len(arms.seeds) for model, arms in sets.items()},
             "undecided": undecided,
             "seeds_needed": decision.seeds_needed,
+            "parts": {m: p.first() for m, p, w in zip(c.table.metrics, c.table.parts, weight, strict=True) if w > 0},
             "attenuation": attenuation({model: _healthy(arms, c.onset) for model, arms in sets.items()}),
             "units": {m: "log ratio" if e.scale.log else "clean spread" for m, e in c.evidence["original"].items()},
             "margins": c.margins,

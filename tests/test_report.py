@@ -11,6 +11,7 @@ import plotly.offline
 import pytest
 
 from harness.experiment import Experiment
+from harness.fidelity import Thresholds
 from harness.fleet import Failure
 from harness.report import cost_rows, describe_symptom, write_report
 from harness.trace import StepRecord, Trace
@@ -254,3 +255,26 @@ def test_cost_and_symptoms_in_words(found: Experiment) -> None:
     assert describe_symptom(None) == "not measured"
     frozen = replace(found.report.symptoms["original"]["entropy"], kind="frozen", which="zero", onset=9)
     assert describe_symptom(frozen) == "frozen (zero) at step 9"
+
+
+def test_every_number_behind_the_score_is_on_the_page(page: tuple[str, Page], found: Experiment) -> None:
+    source, _ = page
+    report = found.report
+    assert report is not None
+    section = source[source.index("Every number behind it") :].partition("</details>")[0]
+    rows = {}
+    for row in section.split("<tr>")[2:]:
+        cells = [cell.partition(">")[2].partition("</td>")[0] for cell in row.split("<td")[1:]]
+        rows[cells[0].removeprefix("<code>").removesuffix("</code>")] = cells
+    assert set(rows) == set(report.symptoms["original"])
+    entropy, symptom = rows["entropy"], report.symptoms["original"]["entropy"]
+    size, _, spread = entropy[3].partition(" = ")[0].partition(" / ")
+    assert float(size) == pytest.approx(symptom.size, rel=5e-3)
+    assert float(entropy[3].partition(" = ")[2]) == pytest.approx(abs(float(size)) / float(spread), rel=0.06)
+    kind, sign, onset, extent, shape, agreement = map(float, entropy[5:11])
+    # the rule of harness/fidelity/score.py, with the weights as they are printed there
+    t = Thresholds()
+    combined = kind * sign * (t.onset_weight * onset + t.size_weight * extent + t.shape_weight * shape)
+    assert agreement == pytest.approx(combined, abs=0.02)
+    assert rows["grad_norm"][3] == "inf"
+    assert "bar 0.70; seeds: original 3, proxy 3." in section

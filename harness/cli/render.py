@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from harness.cli.common import plain
-from harness.report import MAIN, cost_rows, describe_symptom, format_number
+from harness.curves import MAIN
+from harness.report import cost_rows, describe_symptom, format_number
 
 if TYPE_CHECKING:
     from harness.experiment import Experiment

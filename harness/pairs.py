@@ -49,11 +49,15 @@ def prepare(pair: PairSpec, home: Path, progress: Progress) -> dict[str, Prepare
         UsageError: If a named folder is not a checkpoint that can be used.
         AbilityError: If the proxy does not pass the gate.
     """
-    original = _original(pair, home, progress)
-    proxy = _proxy(pair, original, home, progress)
-    models = {"original": original, "proxy": proxy}
+    models = make(pair, home, progress)
     ability(pair, models, home, progress)
     return models
+
+
+def make(pair: PairSpec, home: Path, progress: Progress) -> dict[str, Prepared]:
+    """Do what ``prepare`` does, without asking whether the proxy is able."""
+    original = _original(pair, home, progress)
+    return {"original": original, "proxy": _proxy(pair, original, home, progress)}
 
 
 def _checked(folder: Path) -> Prepared:
@@ -134,19 +138,27 @@ def ability(pair: PairSpec, models: dict[str, Prepared], home: Path, progress: P
     """
     from harness.rl import ability as gate
 
+    found = rates(pair, models, home, progress)
+    reason = gate.refusal(found, floor=pair.proxy.ability_floor)
+    if reason is not None:
+        raise AbilityError(f"the proxy of pair {pair.name} fails the ability gate: {reason}")
+    return found
+
+
+def rates(pair: PairSpec, models: dict[str, Prepared], home: Path, progress: Progress) -> dict[str, float]:
+    """Score both models on the pair's task, or read what was scored before; see ``ability``."""
+    from harness.rl import ability as gate
+
     identity = [m.digest for m in models.values()] + [pair.task.model_dump(), pair.rl.temperature]
     name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     path = home / "ability" / f"{name}.json"
     if path.exists():
-        rates: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
-    else:
-        progress("scoring both models", 0, 1)
-        rates = gate.rates({k: m.folder for k, m in models.items()}, pair.task, pair.rl.temperature)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(rates), encoding="utf-8")
-        temporary.replace(path)
-    reason = gate.refusal(rates, floor=pair.proxy.ability_floor)
-    if reason is not None:
-        raise AbilityError(f"the proxy of pair {pair.name} fails the ability gate: {reason}")
-    return rates
+        found: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    progress("scoring both models", 0, 1)
+    found = gate.rates({k: m.folder for k, m in models.items()}, pair.task, pair.rl.temperature)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(found), encoding="utf-8")
+    temporary.replace(path)
+    return found

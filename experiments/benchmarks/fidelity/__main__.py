@@ -15,7 +15,7 @@ from experiments.benchmarks.fidelity.bank import Bank
 from harness.plan import Arm
 from harness.store import harness_home
 
-STAGES = ("tuning", "held-out", "free", "variants", "coverage", "null")
+STAGES = ("tuning", "held-out", "variants", "null", "coverage", "severity", "free")
 
 
 def wanted(bank: Bank, pair: str, stage: str) -> Iterator[Arm]:
@@ -26,7 +26,13 @@ def wanted(bank: Bank, pair: str, stage: str) -> Iterator[Arm]:
         return stages.catalogue_arms(bank, pair, (*stages.TUNING, *stages.HELD_OUT), free=True)
     if stage == "variants":
         return stages.variant_arms(bank, pair, stages.TUNING)
-    return stages.coverage_arms(bank, pair) if stage == "coverage" else stages.null_arms(bank, pair)
+    if stage == "severity":
+        return stages.severity_arms(bank, pair, stages.TUNING)
+    if stage == "coverage":
+        return stages.coverage_arms(bank, pair)
+    if stage == "null":
+        return stages.null_arms(bank, pair)
+    raise SystemExit(f"no stage {stage!r}; there are {', '.join(STAGES)}")
 
 
 def main() -> int:

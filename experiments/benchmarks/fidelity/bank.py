@@ -82,10 +82,10 @@ class Bank:
         return Store(self.home / "store")
 
     def pair(self, subject: Subject) -> PairSpec:
-        """The pair with the subject as its proxy; no ability is asked for, since the study measures it."""
+        """The pair with the subject as its proxy."""
         if subject not in self._pairs:
             spec = load_pair(subject.pair)
-            change: dict[str, Any] = {"ability_floor": 0.0}
+            change: dict[str, Any] = {}
             if subject.folder:
                 change |= {"folder": subject.folder, "experts": None}
             elif subject.experts:
@@ -96,9 +96,9 @@ class Bank:
         return self._pairs[subject]
 
     def models(self, subject: Subject) -> dict[str, pairs.Prepared]:
-        """Both models of the subject's pair, made if they are not there."""
+        """Both models of the subject's pair, made if they are not there, able or not."""
         if subject not in self._models:
-            self._models[subject] = pairs.prepare(self.pair(subject), self.home, lambda *_: None)
+            self._models[subject] = pairs.make(self.pair(subject), self.home, lambda *_: None)
         return self._models[subject]
 
     def experts(self, pair: str) -> int:
@@ -111,7 +111,7 @@ class Bank:
 
     def ability(self, subject: Subject) -> dict[str, float]:
         """Exact-match rate of original, proxy and chance."""
-        return pairs.ability(self.pair(subject), self.models(subject), self.home, lambda *_: None)
+        return pairs.rates(self.pair(subject), self.models(subject), self.home, lambda *_: None)
 
     def arm(
         self, subject: Subject, fault: FaultSpec, condition: str, seed: int, *, draw: int = 0, severity: Any = None

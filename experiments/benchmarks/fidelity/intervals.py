@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from harness.catalogue import find
 from harness.fidelity import compare
 from harness.fidelity.align import ArmSet
 from harness.fidelity.metrics import METRICS
+from harness.fidelity.signature import Signature
 from harness.trace import Trace
 
 SIZES = (3, 5, 8)
@@ -154,7 +154,27 @@ def _both(sets: tuple[ArmSet, ArmSet], change: Callable[[Trace], Trace]) -> tupl
     return _every(sets[0], change), _every(sets[1], change)
 
 
-def increasing(sizes: Sequence[float]) -> float:
-    """Share of the pairs of severities, in order, whose response grows: 1 if it always does."""
-    pairs = list(combinations(sizes, 2))
-    return sum(b > a for a, b in pairs) / len(pairs)
+def monotone(bank: Bank, pair: str) -> dict[str, tuple[float, list[float]]]:
+    """Spearman correlation of severity and size of the response, and the sizes, by fault and model.
+
+    The size is the root mean square, over the metrics, of the response in margins (compressed by ``asinh``, since a
+    metric that explodes would be the only one that counts).
+    """
+    from scipy.stats import spearmanr
+
+    onset, found = bank.pair(Subject(pair)).onset, {}
+    for name, values in stages.SEVERITIES.items():
+        for subject in (Subject(pair), default_proxy(pair)):
+            read = [bank.read(subject, find(name), stages.TUNING, severity=v) for v in values]
+            sizes = [_extent(Signature(arms, "replay", onset)) for arms in read if arms is not None]
+            if len(sizes) == len(values):
+                found[f"{name}, {subject.model}"] = (float(spearmanr(values, sizes).statistic), sizes)
+    return found
+
+
+def _extent(signature: Signature) -> float:
+    powers = []
+    for metric in signature.metrics:
+        evidence, symptoms = signature.measure(metric, signature.on_a_log_scale(metric))
+        powers.append(np.arcsinh(float(symptoms.power[0]) / evidence.margin))
+    return float(np.sqrt(np.mean(np.square(powers))))

@@ -85,13 +85,31 @@ def _taken(s: Symptoms, at: npt.NDArray[np.int64]) -> Symptoms:
     return Symptoms(**{f: getattr(s, f)[at] for f in Symptoms.__dataclass_fields__})
 
 
-def area(scores: Floats) -> float:
-    """Area under the ROC curve: a matched pair (diagonal) scores more than a mismatched one of any kind."""
-    size = len(scores)
-    matched, mismatched = np.diag(scores), np.sort(scores[~np.eye(size, dtype=bool)])
-    below = np.searchsorted(mismatched, matched, "left")
-    ties = np.searchsorted(mismatched, matched, "right") - below
-    return float(np.mean((below + ties / 2) / len(mismatched)))
+def _below(value: Floats, others: Floats) -> Floats:
+    """Share of sorted others that are smaller, ties half."""
+    left, right = (np.searchsorted(others, value, side) for side in ("left", "right"))
+    return np.asarray((left + right) / 2 / len(others))
+
+
+def area(scores: Floats, mismatched: npt.NDArray[np.bool_] | None = None) -> float:
+    """Area under the ROC curve: a matched pair (diagonal) scores more than a mismatched one of any kind.
+
+    Args:
+        scores: ``[N, N]``, the original's fault first.
+        mismatched: Which pairs count as mismatched; all but the diagonal by default.
+    """
+    off = ~np.eye(len(scores), dtype=bool) if mismatched is None else mismatched
+    return float(np.mean(_below(np.diag(scores), np.sort(scores[off]))))
+
+
+def own_area(scores: Floats, mismatched: npt.NDArray[np.bool_] | None = None) -> Floats:
+    """The same for each fault alone, against the mismatched pairs that it is part of: ``[N]``."""
+    off = ~np.eye(len(scores), dtype=bool) if mismatched is None else mismatched
+    found = []
+    for i, own in enumerate(np.diag(scores)):
+        others = np.concatenate([scores[i][off[i]], scores[:, i][off[:, i]]])
+        found.append(float(_below(own, np.sort(others))))
+    return np.array(found)
 
 
 def ranks(scores: Floats, groups: Sequence[int] | None = None) -> npt.NDArray[np.int64]:

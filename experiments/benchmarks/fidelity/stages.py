@@ -49,9 +49,16 @@ COVERAGE = (
     "kl_sign_flipped",
 )
 SEVERITIES = {
-    "expert_gradients_scaled": (0.5, 2.0, 8.0),
-    "grad_overflow": (1.0, 4.0, 16.0),
+    "expert_gradients_scaled": (2.0, 4.0, 8.0, 16.0),
+    "recompute_reroutes_tokens": (0.05, 0.1, 0.2, 0.4),
+    "retokenised_logprobs_misaligned": (0.05, 0.1, 0.2, 0.4),
+    "rollout_weights_averaged": (0.5, 0.75, 0.9, 0.97),
+    "router_input_glitches": (0.125, 0.25, 0.5, 1.0),
+    "router_splitk_noise": (2.0**-11, 2.0**-9, 2.0**-7, 2.0**-5),
+    "routing_not_replayed": (0.025, 0.05, 0.1, 0.2),
+    "stale_gradient_bucket": (0.1, 0.2, 0.4, 0.8),
 }
+"""Faults that are tried at several severities, mildest first."""
 
 
 def replayed() -> list[FaultSpec]:
@@ -93,6 +100,14 @@ def coverage_arms(bank: Bank, pair: str) -> Iterator[Arm]:
         for fault in map(find, COVERAGE):
             for subject in (default_proxy(pair), Subject(pair)):
                 yield from bank.arms(subject, fault, (seed,))
+
+
+def severity_arms(bank: Bank, pair: str, seeds: Sequence[int]) -> Iterator[Arm]:
+    """Faults at several severities on the original and its proxy."""
+    for name, values in SEVERITIES.items():
+        for value in values:
+            for subject in (default_proxy(pair), Subject(pair)):
+                yield from bank.arms(subject, find(name), seeds, severity=value)
 
 
 def null_arms(bank: Bank, pair: str) -> Iterator[Arm]:

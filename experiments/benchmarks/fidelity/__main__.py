@@ -1,6 +1,7 @@
-"""``python -m experiments.benchmarks.fidelity run --budget 30`` runs arms; ``... report`` judges those that are stored.
+"""``python -m experiments.benchmarks.fidelity run --budget 30`` runs arms within a budget in minutes.
 
-Both can be repeated: a run goes on where the budget (minutes) ended, a report is made of what is there.
+``... report`` judges those that are stored, ``... pictures`` draws the two of docs/score.md from them. All can be
+repeated: a run goes on where the budget ended, a report is made of what is there.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def wanted(bank: Bank, pair: str, stage: str) -> Iterator[Arm]:
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("run", "report"))
+    parser.add_argument("what", choices=("run", "report", "pictures"))
     parser.add_argument("--pair", default="tiny-qwen3-moe")
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--budget", type=float, default=60.0, help="minutes after which no more arms are started")
@@ -49,6 +50,12 @@ def main() -> int:
         from experiments.benchmarks.fidelity.report import report
 
         sys.stdout.write(report(bank, given.pair))
+        return 0
+    if given.what == "pictures":
+        from experiments.benchmarks.fidelity.pictures import write
+
+        for path in write(bank, given.pair):
+            sys.stdout.write(f"{path}\n")
         return 0
     until = time.monotonic() + 60 * given.budget
     failures = 0

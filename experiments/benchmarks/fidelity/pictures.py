@@ -4,16 +4,48 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from harness.fidelity import FidelityReport
+from experiments.benchmarks.fidelity import stages
+from experiments.benchmarks.fidelity.bank import Bank, Subject, default_proxy
+from harness.catalogue import find
+from harness.fidelity import FidelityReport, compare, responses
 from harness.fidelity.evidence import Evidence
 from harness.fidelity.metrics import METRICS
 
 WIDTH, HEIGHT = 250, 110  # of a panel's plotting area, in pixels
 LEFT, TOP, GAP_X, GAP_Y, TOLD = 74, 66, 26, 44, 210
 RED, GREY = "#c53030", "#a0aec0"
+
+SHOWN = {
+    "match": ("permute_map_not_inverted", ("loss", "grad_norm", "entropy")),
+    "near-miss": ("norm_topk_prob_ignored", ("entropy", "update_norm", "logprob_gap")),
+}
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def write(bank: Bank, pair: str) -> list[Path]:
+    """Draw the two pictures of the page about the score from stored arms of the tuning seeds.
+
+    Raises:
+        SystemExit: If the arms of one of the faults are not stored.
+    """
+    onset, written = bank.pair(Subject(pair)).onset, []
+    for what, (name, metrics) in SHOWN.items():
+        fault = find(name)
+        o, p = (bank.read(subject, fault, stages.TUNING) for subject in (Subject(pair), default_proxy(pair)))
+        if o is None or p is None:
+            raise SystemExit(f"the arms of {name} are not stored; run the stage tuning first")
+        report = compare(o, p, mode=fault.mode, onset=onset)
+        evidence = responses(o, p, metrics, mode=fault.mode, onset=onset)
+        low, high = report.ci or (float("nan"), float("nan"))
+        title = f"{name}: {report.verdict}, fidelity {report.overall:.2f} [{low:.2f}, {high:.2f}]"
+        path = DOCS / f"score-{what}.svg"
+        path.write_text(draw(title, report, evidence, metrics, onset), encoding="utf-8")
+        written.append(path)
+    return written
 
 
 def draw(

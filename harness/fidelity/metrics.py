@@ -64,7 +64,7 @@ METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Every number that the verdict depends on. All are provisional: chosen on synthetic traces, not calibrated.
+    """Every number that the verdict depends on. See docs/score.md for what they are worth.
 
     Attributes:
         bar: Least lower bound of the overall fidelity for REPRODUCED.

@@ -17,7 +17,8 @@ Overall, a metric counts by the larger of its two sizes: not at all up to one ma
 margins on, and in proportion between. It counts a tenth of that where neither model responds in a direction (a spread
 change), the root of a tenth where only one of two responses does: any disturbance makes a chaotic run scatter, and
 chaos sets the size. Primary metrics have 0.65 of the weight and secondary ones the rest, each in proportion to the
-most relevant of them, so that secondary metrics decide when the primary ones are silent. Weights are provisional.
+most relevant of them, so that secondary metrics decide when the primary ones are silent.
+On the weights: docs/decisions/0011.
 """
 
 from __future__ import annotations

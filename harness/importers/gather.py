@@ -1,0 +1,129 @@
+"""From records to runs: steps, repeats, restarts, names; ambiguity is an error, what is left out is counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from harness.errors import UsageError
+from harness.importers.base import Format, Notes, Record
+from harness.importers.names import NameMap
+from harness.trace import Trace
+
+
+@dataclass
+class Run:
+    """One run as it grows.
+
+    Attributes:
+        label: What it is called.
+        steps: Its steps.
+        columns: Values by native name, None where missing.
+        lines: Line of each step's first record.
+        counted: How many of the steps were counted, since their records did not say.
+    """
+
+    label: str
+    steps: list[int] = field(default_factory=list)
+    columns: dict[str, list[float | None]] = field(default_factory=dict)
+    lines: list[int] = field(default_factory=list)
+    counted: int = 0
+
+    def add(self, step: int, record: Record) -> None:
+        """Append a step."""
+        before = len(self.steps)
+        self.steps.append(step)
+        self.lines.append(record.line)
+        for name, value in record.values.items():
+            if name not in self.columns:
+                self.columns[name] = [None] * before
+            self.columns[name].append(value)
+        for column in self.columns.values():
+            if len(column) == before:
+                column.append(None)
+
+    def merge(self, record: Record) -> None:
+        """Add what a further record of the last step says about metrics that it lacked."""
+        for name, value in record.values.items():
+            column = self.columns.setdefault(name, [None] * len(self.steps))
+            if column[-1] is None:
+                column[-1] = value
+
+
+def gather(records: Iterable[Record], form: Format, names: NameMap, notes: Notes, where: str) -> list[Run]:
+    """Put records into runs.
+
+    A record of the last step that repeats its values is skipped; one that holds other metrics is merged; one that says
+    something else of a known metric is an error, unless every rank prints its own throughput. A step that goes back
+    begins another run. Records without a step are counted from 1, or on from the last step, and that is said.
+
+    Raises:
+        UsageError: If a step is there twice with different values; names file and lines.
+    """
+    runs: dict[str, list[Run]] = {}
+    for record in records:
+        known = runs.setdefault(record.run, [])
+        if not known:
+            known.append(Run(record.run))
+        run = known[-1]
+        step = record.step
+        if step is None:
+            step = run.steps[-1] + 1 if run.steps else 1
+            run.counted += 1
+        if run.steps and step == run.steps[-1]:
+            _again(run, record, form, names, notes, where)
+        elif run.steps and step < run.steps[-1]:
+            notes.warn(f"{where}:{record.line}: step {step} follows step {run.steps[-1]}: taken for another run")
+            known.append(Run(f"{record.run or 'run'} {len(known) + 1}"))
+            known[-1].add(step, record)
+        else:
+            run.add(step, record)
+    found = [run for known in runs.values() for run in known if run.steps]
+    for run in found:
+        if run.counted == len(run.steps):
+            notes.warn(f"{where}: no step in the log: records were counted from 1")
+        elif run.counted:
+            notes.warn(
+                f"{where}: {run.counted} of {len(run.steps)} records had no step and were counted on from the last one"
+            )
+    return found
+
+
+def _again(run: Run, record: Record, form: Format, names: NameMap, notes: Notes, where: str) -> None:
+    differing = {
+        name: (run.columns[name][-1], value)
+        for name, value in record.values.items()
+        if name in run.columns and run.columns[name][-1] is not None and not _same(run.columns[name][-1], value)
+    }
+    if form.repeats:
+        differing = {name: pair for name, pair in differing.items() if name in names.natives}
+    if differing:
+        name, (first, second) = next(iter(differing.items()))
+        raise UsageError(
+            f"{where}:{record.line}: step {record.step} was already at line {run.lines[-1]} with {name} {first:g}, now "
+            f"{second:g}; two runs or ranks are mixed here: split the file, or keep one rank's lines"
+        )
+    fresh = [n for n in record.values if n not in run.columns or run.columns[n][-1] is None]
+    if fresh:
+        run.merge(record)
+        notes.skip("further records of a step, merged")
+    else:
+        notes.skip("repeated records of a step")
+
+
+def _same(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def trace_of(run: Run, names: NameMap) -> Trace:
+    """Return a run as a trace: native metrics, and canonical ones filled from them step by step."""
+    columns = dict(run.columns)
+    columns.pop("step", None)
+    for canonical, natives in names.metrics.items():
+        held = [columns[n] for n in natives if n in columns]
+        if held:
+            columns[canonical] = list(held[0])
+    return Trace.from_columns(run.steps, {n.replace("\n", ""): c for n, c in columns.items() if n})

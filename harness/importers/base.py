@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -69,6 +69,7 @@ class Format:
         places: Decimal places that every value is printed with; None if as many as it has.
         hides: Whether the framework replaces a non-finite loss before it logs.
         prose: Whether it is found in prose, so that records of a program go before it.
+        anywhere: Whether its first record may stand deep in a file; False if it is known by how the file begins.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Format:
     places: int | None = None
     hides: bool = False
     prose: bool = False
+    anywhere: bool = True
 
 
 @cache
@@ -108,19 +110,33 @@ def find(name: str) -> Format:
     return known[name]
 
 
-def detect(path: Path, head: bytes) -> Format:
-    """Find the format whose records the head of a file holds.
+def detect(path: Path, blocks: Iterable[bytes]) -> Format:
+    """Find the format whose records a file holds.
+
+    Args:
+        path: Its path.
+        blocks: Its bytes, in blocks; reading ends with the first that holds records of a program. Formats that are
+            known by how a file begins, or that are found in prose, look at the first block only.
 
     Raises:
         UsageError: If no format sees a record, or two see as many.
     """
     known = formats()
-    seen = {name: count for name, one in known.items() if (count := one.sniff(head, path)) > 0}
-    if any(not known[name].prose for name in seen):
-        seen = {name: count for name, count in seen.items() if not known[name].prose}
+    seen: dict[str, int] = {}
+    size = 0
+    for block in blocks:
+        here = {
+            n: count for n, one in known.items() if (not size or one.anywhere) and (count := one.sniff(block, path))
+        }
+        seen |= here
+        size += len(block)
+        programs = {name: count for name, count in seen.items() if not known[name].prose}
+        if programs:
+            seen = programs
+            break
     if not seen:
         raise UsageError(
-            f"{path}: no known record in the first {len(head)} bytes; say --format (one of {', '.join(formats())}) "
+            f"{path}: no known record in the first {size} bytes; say --format (one of {', '.join(formats())}) "
             "if you know what wrote it"
         )
     best = max(seen.values())

@@ -11,6 +11,9 @@ from harness.importers.base import Format, Notes, Record
 from harness.importers.names import NameMap
 from harness.trace import Trace
 
+LAG = 16
+"""Steps that a rank may lag behind the one that prints first."""
+
 
 @dataclass
 class Run:
@@ -73,6 +76,8 @@ def gather(records: Iterable[Record], form: Format, names: NameMap, notes: Notes
             run.counted += 1
         if run.steps and step == run.steps[-1]:
             _again(run, record, form, names, notes, where)
+        elif run.steps and step < run.steps[-1] and form.repeats and _late(run, step, record, names):
+            notes.skip("repeated records of a step")
         elif run.steps and step < run.steps[-1]:
             notes.warn(f"{where}:{record.line}: step {step} follows step {run.steps[-1]}: taken for another run")
             known.append(Run(f"{record.run or 'run'} {len(known) + 1}"))
@@ -110,6 +115,15 @@ def _again(run: Run, record: Record, form: Format, names: NameMap, notes: Notes,
         notes.skip("further records of a step, merged")
     else:
         notes.skip("repeated records of a step")
+
+
+def _late(run: Run, step: int, record: Record, names: NameMap) -> bool:
+    """Say whether a rank that lags behind repeats one of the last steps."""
+    if step not in run.steps[-LAG:]:
+        return False
+    at = len(run.steps) - LAG + run.steps[-LAG:].index(step) if len(run.steps) > LAG else run.steps.index(step)
+    known = {n: v for n, v in record.values.items() if n in names.natives and n in run.columns}
+    return bool(known) and all(_same(run.columns[n][at], v) for n, v in known.items())
 
 
 def _same(a: float | None, b: float | None) -> bool:

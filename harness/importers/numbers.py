@@ -40,7 +40,8 @@ def cell(text: str) -> float | str | None:
         return None
     percent = bare.removesuffix("%").strip()
     if percent != bare and (share := number(percent)) is not None:
-        return share / 100
+        exact = number(f"{percent}e-2")  # 27.44 % is 0.2744, which 27.44 / 100 is not
+        return share / 100 if exact is None else exact
     value = number(bare)
     return bare if value is None else value
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from harness.errors import UsageError
 from harness.importers import base
 from harness.importers.base import Format, Notes
 from harness.importers.gather import Run, gather, trace_of
 from harness.importers.names import CANONICAL, NameMap, load
+from harness.importers.scan import Settled
 from harness.trace import Trace, to_json_value
 
 SCHEMA = "harness/import@1"
 HEAD = 1 << 20
+SEARCHED = 1 << 26
+"""Bytes in which the first record is looked for."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,10 @@ def import_logs(paths: Sequence[str], form: str = "auto", chosen: Mapping[str, s
 def _import(path: Path, form: str, chosen: Mapping[str, str], notes: Notes) -> tuple[Format, dict[str, Trace]]:
     try:
         with _open(path) as file:
-            head = file.read(HEAD)
-            one = base.find(form) if form != "auto" else base.detect(path, head)
+            one = base.find(form) if form != "auto" else base.detect(path, _blocks(file))
             names = load(one.names).with_choices(chosen)
             file.seek(0)
-            runs = gather(one.read(file, notes, path), one, names, notes, str(path))
+            runs = gather(one.read(cast(BinaryIO, Settled(file, notes)), notes, path), one, names, notes, str(path))
     except (OSError, EOFError) as e:
         raise UsageError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if not runs:
@@ -120,6 +122,15 @@ def _mlflow(run: str, chosen: Mapping[str, str]) -> Trace:
 
 def _open(path: Path) -> BinaryIO:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the beginning of a file, then whole lines of what follows, up to ``SEARCHED`` bytes."""
+    size = 0
+    while size < SEARCHED and (block := file.read(HEAD)):
+        block += file.readline(HEAD)
+        size += len(block)
+        yield block
 
 
 def _because(notes: Notes) -> str:

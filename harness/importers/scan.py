@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -11,6 +12,11 @@ from harness.importers.base import Notes
 BLOCK = 1 << 22
 LONGEST = 1 << 16
 """Longest record, in bytes."""
+WORD = 64
+OPEN_END = re.compile(
+    rb"(?:[-+.,\w]*\d[-+.,\w]*|[-+]?(?:n|na|nan|i|inf?|infi\w*)|[-+.]+)[ \t]*\Z", re.ASCII | re.IGNORECASE
+)
+"""A number, or the beginning of one, that nothing ends."""
 
 
 def scan(file: BinaryIO, pattern: re.Pattern[bytes], notes: Notes) -> Iterator[tuple[int, re.Match[bytes]]]:
@@ -49,7 +55,50 @@ def scan(file: BinaryIO, pattern: re.Pattern[bytes], notes: Notes) -> Iterator[t
 
 def lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield lines with their numbers; a line longer than ``BLOCK`` comes in pieces."""
-    number = 0
-    while piece := file.readline(BLOCK):
-        number += 1
-        yield number, piece
+    number, held = 1, b""
+    while block := file.read(BLOCK):
+        *whole, held = (held + block).split(b"\n")
+        for line in whole:
+            yield number, line + b"\n"
+            number += 1
+        if len(held) > BLOCK:
+            yield number, held
+            held = b""
+    if held:
+        yield number, held
+
+
+class Settled(io.RawIOBase):
+    """A log without the last word of a file that ends in the middle of a line: nobody knows how it goes on.
+
+    Args:
+        file: The log.
+        notes: Where it is said that a word was left out.
+    """
+
+    def __init__(self, file: BinaryIO, notes: Notes) -> None:
+        self._file, self._notes, self._held, self._last = file, notes, b"", False
+
+    def read(self, size: int = -1) -> bytes:
+        """Return up to ``size`` bytes, all that is left if negative; empty at the end."""
+        if size < 0:
+            return b"".join(iter(lambda: self.read(BLOCK), b""))
+        while not self._last and len(self._held) < size + WORD:
+            block = self._file.read(max(size, WORD))
+            self._held += block
+            if not block:
+                self._last = True
+                self._settle()
+        out, self._held = self._held[:size], self._held[size:]
+        return out
+
+    def _settle(self) -> None:
+        found = OPEN_END.search(self._held[-WORD:])
+        if found is None:
+            return
+        word = found.group().decode("ascii")
+        self._held = self._held[: -len(word)]
+        self._notes.skip("last words of a file without a line break")
+        self._notes.warn(
+            f"the file ends without a line break: its last word {word!r} may be cut short and was left out"
+        )

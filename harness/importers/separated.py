@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,7 +74,7 @@ def read(file: BinaryIO, notes: Notes, path: Path) -> Iterator[Record]:
         raise UsageError(f"{path}: not a table: {e}") from e
 
 
-def _exported(pattern: re.Pattern[str], extra: str) -> object:
+def _exported(pattern: re.Pattern[str], extra: str) -> Callable[[BinaryIO, Notes, Path], Iterator[Record]]:
     def read_exported(file: BinaryIO, notes: Notes, path: Path) -> Iterator[Record]:
         names, rows = _table(file)
         at = _step_column(names)
@@ -109,7 +109,7 @@ def _names(head: bytes) -> list[str]:
     return [n.strip() for n in next(csv.reader([text.split("\n", 1)[0]], delimiter=_dialect(text)), [])] if text else []
 
 
-def _sniff(kind: str) -> object:
+def _sniff(kind: str) -> Callable[[bytes, Path], int]:
     def sniff(head: bytes, path: Path) -> int:
         if b"\0" in head[:4096]:
             return 0
@@ -127,7 +127,16 @@ def _sniff(kind: str) -> object:
 
 
 FORMATS = (
-    Format("csv", "CSV or TSV with a step column", "any", _sniff("csv"), read),  # type: ignore[arg-type]
-    Format("wandb-csv", "W&B's export: run - metric", "any", _sniff("wandb-csv"), _exported(WANDB, "bound")),  # type: ignore[arg-type]
-    Format("swanlab-csv", "SwanLab's export: run-metric", "any", _sniff("swanlab-csv"), _exported(SWANLAB, "time")),  # type: ignore[arg-type]
+    Format("csv", "CSV or TSV with a step column", "any", _sniff("csv"), read, anywhere=False),
+    Format(
+        "wandb-csv", "W&B's export: run - metric", "any", _sniff("wandb-csv"), _exported(WANDB, "bound"), anywhere=False
+    ),
+    Format(
+        "swanlab-csv",
+        "SwanLab's export: run-metric",
+        "any",
+        _sniff("swanlab-csv"),
+        _exported(SWANLAB, "time"),
+        anywhere=False,
+    ),
 )

@@ -43,4 +43,4 @@ def _sniff(head: bytes, path: Path) -> int:
     return 1_000_000 if "tfevents" in path.name or b"brain.Event:" in head[:64] else 0
 
 
-FORMAT = Format("tensorboard", "TensorBoard event files", "any", _sniff, read_tensorboard)
+FORMAT = Format("tensorboard", "TensorBoard event files", "any", _sniff, read_tensorboard, anywhere=False)

@@ -149,6 +149,7 @@ FORMATS = (
         lambda head, path: _sniff_markdown(head, path) or _sniff_aligned(head, path),
         read,
         prose=True,
+        anywhere=False,
     ),
-    Format("series", "label: 1.0 -> 2.0 -> nan", "any", _sniff_series, read_series, prose=True),
+    Format("series", "label: 1.0 -> 2.0 -> nan", "any", _sniff_series, read_series, prose=True, anywhere=False),
 )

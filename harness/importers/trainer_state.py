@@ -48,4 +48,6 @@ def _sniff(head: bytes, path: Path) -> int:
     return 1_000_000 if path.name == "trainer_state.json" or b'"log_history"' in head else 0
 
 
-FORMAT = Format("hf-trainer-state", "trainer_state.json of the HF Trainer", "trl", _sniff, read, hides=True)
+FORMAT = Format(
+    "hf-trainer-state", "trainer_state.json of the HF Trainer", "trl", _sniff, read, hides=True, anywhere=False
+)

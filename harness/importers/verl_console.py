@@ -14,7 +14,7 @@ from harness.importers.scan import scan
 PATTERN = re.compile(
     rb"step:\d+(?:\.0*)? - [^\n]*"
     rb"(?P<more>(?:\r?\n(?!\s*(?:\(|step:|#))[^\n]{0,80}? - [A-Za-z][^\s:]*:[^\n]*)*)"  # lines that go on with it
-    rb"(?P<end>\n|\Z)"
+    rb"(?:\n|\Z)"
 )
 PAIR = re.compile(rf"(?:^| - )(\S+?):({NUMBER})(?=\s|$)")
 
@@ -31,8 +31,6 @@ def read(file: BinaryIO, notes: Notes, _path: Path) -> Iterator[Record]:
             notes.warn(f"the record at line {line} is broken or cut short: what can be read of it was kept")
         if match["more"]:
             notes.warn(f"the record at line {line} is broken over several lines: they were joined, numbers included")
-        if not match["end"]:
-            notes.warn(f"the record at line {line} ends the file without a line break: its last value may be cut short")
         kept = {n: v for n, v in values.items() if not n.startswith(("val-", "val/"))}
         notes.skip("validation values", len(values) - len(kept))
         if kept:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.importers.base import detect, formats
-from harness.importers.reading import HEAD, import_logs
+from harness.importers.reading import import_logs
 
 NAN, INF = math.nan, math.inf
 
@@ -268,7 +268,7 @@ def test_every_text_format_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_format_is_found_by_its_records_alone(case: str, tmp_path: Path) -> None:
     form, name, text, _ = CASES[case]
-    assert detect(Path(write(tmp_path, name, text)), text.encode()[:HEAD]).name == form
+    assert detect(Path(write(tmp_path, name, text)), [text.encode()]).name == form
 
 
 @pytest.mark.parametrize(
@@ -331,3 +331,27 @@ def test_what_was_left_out_is_counted(tmp_path: Path) -> None:
     assert skipped["lines without a record"] == 1  # the bar
     _, name, text, _ = CASES["torchtitan"]
     assert import_logs([write(tmp_path, name, text)]).notes.skipped["repeated records of a step"] == 1
+
+
+def test_a_rank_that_lags_behind_repeats_a_step(tmp_path: Path) -> None:
+    line = "step:  {s}  loss:  {s}.5  grad_norm: 1.0  tps: {t}\n"
+    text = "".join(line.format(s=s, t=t) for s, t in ((1, 10), (2, 10), (1, 11), (3, 10), (2, 11), (3, 11)))
+    found = import_logs([write(tmp_path, "a.log", text)])
+    assert [list(t.steps) for t in found.runs.values()] == [[1, 2, 3]]
+    assert found.runs["a.log"].column("tps") == [10.0, 10.0, 10.0]
+    assert found.notes.skipped["repeated records of a step"] == 3
+    other = text + line.format(s=1, t=10).replace("1.5", "8.5")
+    found = import_logs([write(tmp_path, "b.log", other)])
+    assert [list(t.steps) for t in found.runs.values()] == [[1, 2, 3], [1]]
+
+
+def test_a_first_record_deep_in_a_log_is_found(tmp_path: Path) -> None:
+    noise = "| a | b |\n|---|---|\n" + "loading weights of another shard, please wait\n" * 60_000
+    found = import_logs([write(tmp_path, "a.log", noise + "step:7 - actor/pg_loss:0.5\n")])
+    assert found.form == "verl-console"
+    assert found.runs["a.log"].column("loss") == [0.5]
+
+
+def test_a_share_in_percent_is_exact(tmp_path: Path) -> None:
+    found = import_logs([write(tmp_path, "a.md", "| step | MFU |\n|---|---|\n| 1 | 27.44 % |\n")])
+    assert found.runs["a.md"].column("MFU") == [0.2744]

@@ -21,7 +21,7 @@ from harness.importers.fields import MEGATRON
 from harness.importers.numbers import number
 from harness.importers.reading import import_logs
 from harness.importers.scan import BLOCK, scan
-from harness.trace import read_jsonl, read_parquet
+from harness.trace import read_jsonl, read_parquet, to_json_value
 from tests.importers.test_formats import CASES, TRL, VERL, write
 from tests.importers.test_formats import MEGATRON as MEGATRON_LOG
 
@@ -72,6 +72,28 @@ def test_a_cut_or_garbled_log_never_crashes_and_never_invents_a_number(
     else:
         text = "".join(data.draw(st.permutations(text.splitlines(keepends=True))))
     assert numbers_of(tmp_path, text, form) <= held(text)
+
+
+def by_step(folder: Path, text: str, form: str) -> dict[tuple[str, int], set[float | str | None]]:
+    try:
+        runs = import_logs([write(folder, "cut", text)], form).runs
+    except HarnessError:
+        return {}
+    return {
+        (r, s): {to_json_value(t.column(m)[i]) for m in t.metrics}
+        for r, t in runs.items()
+        for i, s in enumerate(t.steps)
+    }
+
+
+@pytest.mark.parametrize("case", [c for c in TEXT if c != "verl"])  # its second record is broken within a number
+def test_the_beginning_of_a_log_says_nothing_that_the_whole_does_not(case: str, tmp_path: Path) -> None:
+    form, text = TEXT[case]
+    whole = by_step(tmp_path, text, form)
+    anywhere = set[float | str | None]().union(*whole.values()) if case == "swift" else set()  # its step comes last
+    for at in range(len(text)):
+        for place, values in by_step(tmp_path, text[:at], form).items():
+            assert values - {None} <= whole.get(place, anywhere), (at, text[:at][-40:])
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import cost, faults, importing, machine, proxy, run
+from harness.cli import comparing, cost, faults, importing, machine, proxy, run
 from harness.cli.common import INTERRUPTED
 from harness.errors import HarnessError
 
@@ -30,6 +30,8 @@ app.add_typer(faults.app, name="faults")
 app.add_typer(proxy.app, name="proxy")
 app.command("cost")(cost.cost)
 app.command("import")(importing.import_)
+app.command("compare")(comparing.compare)
+app.command("inspect")(comparing.inspect)
 app.command("ui")(machine.ui)
 app.command("doctor")(machine.doctor)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import comparing, cost, faults, importing, machine, proxy, run
+from harness.cli import comparing, cost, diffing, faults, importing, machine, proxy, run
 from harness.cli.common import INTERRUPTED
 from harness.errors import HarnessError
 
@@ -32,6 +32,7 @@ app.command("cost")(cost.cost)
 app.command("import")(importing.import_)
 app.command("compare")(comparing.compare)
 app.command("inspect")(comparing.inspect)
+app.command("diff")(diffing.diff)
 app.command("ui")(machine.ui)
 app.command("doctor")(machine.doctor)
 

@@ -11,8 +11,9 @@ from typing import Any, BinaryIO, cast
 
 from harness.errors import UsageError
 from harness.importers import base
-from harness.importers.base import Format, Notes
-from harness.importers.gather import Run, gather, trace_of
+from harness.importers.base import Format, Notes, Record
+from harness.importers.gather import gather, trace_of, with_canonical
+from harness.importers.msprobe import members
 from harness.importers.names import CANONICAL, NameMap, load
 from harness.importers.scan import Settled
 from harness.trace import Trace, to_json_value
@@ -91,11 +92,10 @@ def import_logs(paths: Sequence[str], form: str = "auto", chosen: Mapping[str, s
 
 def _import(path: Path, form: str, chosen: Mapping[str, str], notes: Notes) -> tuple[Format, dict[str, Trace]]:
     try:
-        with _open(path) as file:
-            one = base.find(form) if form != "auto" else base.detect(path, _blocks(file))
-            names = load(one.names).with_choices(chosen)
-            file.seek(0)
-            runs = gather(one.read(cast(BinaryIO, Settled(file, notes)), notes, path), one, names, notes, str(path))
+        one, files = _format(path, form)
+        names = load(one.names).with_choices(chosen)
+        records = (record for file in files for record in _records(file, one, notes))
+        runs = gather(records, one, names, notes, str(path))
     except (OSError, EOFError) as e:
         raise UsageError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if not runs:
@@ -110,14 +110,32 @@ def _import(path: Path, form: str, chosen: Mapping[str, str], notes: Notes) -> t
     return one, traces
 
 
+def _format(path: Path, form: str) -> tuple[Format, list[Path]]:
+    """Return the format of a log and the files that it consists of: itself, or what a folder holds."""
+    if path.is_dir():
+        found = members(path)
+        if found is None or form not in ("auto", found[0]):
+            raise UsageError(f"{path} is a folder that no known tool wrote; name its files")
+        return base.find(found[0]), found[1]
+    if form != "auto":
+        return base.find(form), [path]
+    with _open(path) as file:
+        return base.detect(path, _blocks(file)), [path]
+
+
+def _records(path: Path, form: Format, notes: Notes) -> Iterator[Record]:
+    with _open(path) as file:
+        yield from form.read(cast(BinaryIO, Settled(file, notes)), notes, path)
+
+
 def _mlflow(run: str, chosen: Mapping[str, str]) -> Trace:
     """Read a run of the MLflow store that ``MLFLOW_TRACKING_URI`` names, or of the harness's own."""
     from harness.store import harness_home
     from harness.tracking import read_run, tracking_uri
 
     trace = read_run(tracking_uri(harness_home()), run)
-    whole = Run(run, list(trace.steps), {m: trace.column(m) for m in trace.metrics})
-    return trace_of(whole, load("any").with_choices(chosen))
+    columns = {m: trace.column(m) for m in trace.metrics}
+    return with_canonical(trace.steps, columns, load("any").with_choices(chosen))
 
 
 def _open(path: Path) -> BinaryIO:

@@ -19,8 +19,7 @@ SWANLAB = re.compile(
     r"^(?P<run>.+?)-(?P<metric>(?:train|actor|critic|rollout|loss|reward|kl|grad)[^-]*?)(?P<time>_timestamp)?$"
 )
 
-
-_ONE_LINE = str.maketrans({"\0": None, "\r": None})
+ONE_LINE = str.maketrans({"\0": None, "\r": None})
 
 
 def _dialect(head: str) -> str:
@@ -35,7 +34,7 @@ def _step_column(names: Sequence[str]) -> int | None:
 
 def _table(file: BinaryIO) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """Return the names and the rows with their line numbers; lines that begin with # stand above the names."""
-    texts = ((at, raw.decode("utf-8-sig", "replace").translate(_ONE_LINE)) for at, raw in lines(file))
+    texts = ((at, raw.decode("utf-8-sig", "replace").translate(ONE_LINE)) for at, raw in lines(file))
     at, first = next(((at, text) for at, text in texts if not text.startswith("#")), (0, ""))
     delimiter = _dialect(first)
     names = next(csv.reader([first], delimiter=delimiter), [])

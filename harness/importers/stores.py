@@ -19,7 +19,7 @@ def read_tensorboard(_file: BinaryIO, notes: Notes, path: Path) -> Iterator[Reco
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as e:
-        raise UsageError("reading event files needs the package tensorboard: pip install tensorboard") from e
+        raise UsageError(f"{path}: reading event files needs the package tensorboard: pip install tensorboard") from e
     from tensorboard.util.tensor_util import make_ndarray
 
     events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})

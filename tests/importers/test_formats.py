@@ -102,6 +102,20 @@ WANDB = (
 )
 SWANLAB = "step,one-train/loss,one-train/loss_timestamp\n0,0.5,1700000000\n1,Infinity,1700000001\n"
 JSONL = '{"step": 3, "loss": 0.5, "kl": "nan", "note": "x"}\n{"step": 4, "loss": "-inf"}\n{"step": 5, "lo'
+MONITOR = (
+    "vpp_stage,name,step,norm,min,max,mean,nans,shape,dtype\n"
+    '0,layers.0.mlp.experts.0.weight,3,3.0,-1.0,1.0,0.0,0.0,"[2, 2]",torch.bfloat16\n'
+    '0,layers.0.mlp.gate.weight,3,4.0,-1.0,1.0,0.0,0.0,"[2, 2]",torch.bfloat16\n'
+    '0,layers.0.mlp.experts.0.weight,4,nan,-1.0,inf,0.0,1.0,"[2, 2]",torch.bfloat16\n'
+)
+GRAD_PROBE = 'param_name,MD5,max,min,norm,shape\nlayers.0.self_attn.q.weight,e2863940,2.0,-2.0,6.0,"[2, 2]"\n' + (
+    "model.norm.weight,e2863941,2.0,-2.0,8.0,[2]\n"
+)
+OVERFLOW = (
+    '{"task": "overflow_check", "level": "L1", "dump_data_dir": null, "data": {\n'
+    ' "Functional.linear.3.forward": {"input_args": [{"Max": 1.0}], "output": [{"Max": Infinity, "Min": -2.0}]},\n'
+    ' "Tensor.mul.7.forward": {"input_args": [{"Max": 65504.0}], "output": [{"Max": 65504.0}]}}}\n'
+)
 
 Expected = dict[str, dict[str, Any]]
 CASES: dict[str, tuple[str, str, str, Expected]] = {
@@ -226,12 +240,48 @@ CASES: dict[str, tuple[str, str, str, Expected]] = {
         {"one": {"steps": [0, 1], "loss": [0.5, NAN]}, "two": {"steps": [1], "loss": [0.25]}},
     ),
     "swanlab": ("swanlab-csv", "a.csv", SWANLAB, {"one": {"steps": [0, 1], "loss": [0.5, INF]}}),
+    "msprobe-monitor": (
+        "msprobe-monitor",
+        "grad_reduced_3-4.csv",
+        MONITOR,
+        {
+            "grad_reduced_3-4.csv": {
+                "steps": [3, 4],
+                "grad_norm": [5.0, NAN],
+                "grad_norm/experts": [3.0, NAN],
+                "grad_norm/router": [4.0, None],
+                "layers.0.mlp.experts.0.weight/max": [1.0, INF],
+                "layers.0.mlp.experts.0.weight/nans": [0.0, 1.0],
+            }
+        },
+    ),
+    "msprobe-grad": (
+        "msprobe-grad",
+        "grad_summary_7.csv",
+        GRAD_PROBE,
+        {
+            "grad_summary_7.csv": {
+                "steps": [7],
+                "grad_norm": [10.0],
+                "grad_norm/attention": [6.0],
+                "grad_norm/norms": [8.0],
+                "model.norm.weight/min": [-2.0],
+            }
+        },
+    ),
+    "msprobe-overflow": (
+        "msprobe-overflow",
+        "step5/rank0/dump.json",
+        OVERFLOW,
+        {"rank0": {"steps": [5], "overflow/operators": [2.0], "overflow/nonfinite": [1.0]}},
+    ),
     "jsonl": ("jsonl", "a.jsonl", JSONL, {"a.jsonl": {"steps": [3, 4], "loss": [0.5, -INF], "kl": [NAN, None]}}),
 }
 
 
 def write(folder: Path, name: str, text: str) -> str:
     path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode())
     return str(path)
 
@@ -331,27 +381,3 @@ def test_what_was_left_out_is_counted(tmp_path: Path) -> None:
     assert skipped["lines without a record"] == 1  # the bar
     _, name, text, _ = CASES["torchtitan"]
     assert import_logs([write(tmp_path, name, text)]).notes.skipped["repeated records of a step"] == 1
-
-
-def test_a_rank_that_lags_behind_repeats_a_step(tmp_path: Path) -> None:
-    line = "step:  {s}  loss:  {s}.5  grad_norm: 1.0  tps: {t}\n"
-    text = "".join(line.format(s=s, t=t) for s, t in ((1, 10), (2, 10), (1, 11), (3, 10), (2, 11), (3, 11)))
-    found = import_logs([write(tmp_path, "a.log", text)])
-    assert [list(t.steps) for t in found.runs.values()] == [[1, 2, 3]]
-    assert found.runs["a.log"].column("tps") == [10.0, 10.0, 10.0]
-    assert found.notes.skipped["repeated records of a step"] == 3
-    other = text + line.format(s=1, t=10).replace("1.5", "8.5")
-    found = import_logs([write(tmp_path, "b.log", other)])
-    assert [list(t.steps) for t in found.runs.values()] == [[1, 2, 3], [1]]
-
-
-def test_a_first_record_deep_in_a_log_is_found(tmp_path: Path) -> None:
-    noise = "| a | b |\n|---|---|\n" + "loading weights of another shard, please wait\n" * 60_000
-    found = import_logs([write(tmp_path, "a.log", noise + "step:7 - actor/pg_loss:0.5\n")])
-    assert found.form == "verl-console"
-    assert found.runs["a.log"].column("loss") == [0.5]
-
-
-def test_a_share_in_percent_is_exact(tmp_path: Path) -> None:
-    found = import_logs([write(tmp_path, "a.md", "| step | MFU |\n|---|---|\n| 1 | 27.44 % |\n")])
-    assert found.runs["a.md"].column("MFU") == [0.2744]
